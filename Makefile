@@ -1,0 +1,56 @@
+# The two commands of the README are `make serve` and `make test`. Each makes .venv, installs what it
+# needs and does its job; a second run installs nothing.
+
+define HELP
+make serve     serve a tiny random model on this machine (MODEL=DIR: another one)
+make test      run the tests
+make check     format, lint, types, layers, sizes, spelling
+make install   everything a developer needs, in .venv
+make clean     remove .venv and .cache
+
+PYTHON=python3.12   interpreter for a new .venv: 3.11 or 3.12 (default: the first one found)
+TORCH=cuda          take the torch build that pip finds (default cpu: a pinned, checked CPU build)
+ARGS="..."          further options of `headrace serve` or of pytest
+endef
+export HELP
+
+TORCH ?= cpu
+PYTHON ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TINY := .cache/tiny-8
+MODEL ?= $(TINY)
+
+.PHONY: help serve test check install clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "$$HELP"
+
+# One stamp per set of extras and torch build; a larger set covers the smaller ones.
+COVERED_BY_run := run
+COVERED_BY_test := run test
+COVERED_BY_dev := run test dev
+$(VENV)/.%-$(TORCH): pyproject.toml constraints.txt scripts/install
+	@TORCH=$(TORCH) PYTHON=$(PYTHON) scripts/install $(VENV) $*
+	@touch $(foreach set,$(COVERED_BY_$*),$(VENV)/.$(set)-$(TORCH))
+.PRECIOUS: $(VENV)/.%-$(TORCH)
+
+install: $(VENV)/.dev-$(TORCH)
+
+serve: $(VENV)/.run-$(TORCH) $(if $(filter $(TINY),$(MODEL)),$(TINY)/config.json)
+	@$(BIN)/headrace serve $(MODEL) $(ARGS)
+
+$(TINY)/config.json: | $(VENV)/.run-$(TORCH)
+	@rm -rf $(TINY)
+	@$(BIN)/headrace tiny --preset tiny-8 --seed 1 --out $(TINY)
+
+test: $(VENV)/.test-$(TORCH)
+	@scripts/test $(ARGS)
+
+check: $(VENV)/.dev-$(TORCH)
+	@scripts/check
+
+clean:
+	rm -rf $(VENV) .cache

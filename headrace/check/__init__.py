@@ -1,0 +1,1 @@
+"""Checks that users run: golden model cases (`headrace check model`)."""

@@ -1,0 +1,133 @@
+"""`headrace generate`: prompts in, completions out, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def command(
+    checkpoint: Path,
+    /,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    *,
+    input_path: Annotated[Path | None, Parameter(name=["--input", "-i"])] = None,
+    output_path: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    raw: Annotated[bool, Parameter(negative="--chat")] = False,
+    system: str | None = None,
+    thinking: Annotated[bool, Parameter(negative="--no-thinking")] = False,
+    max_tokens: int | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = -1,
+    seed: int | None = None,
+    ignore_eos: Annotated[bool, Parameter(negative="")] = False,
+    batch: int | None = None,
+    max_model_len: int | None = None,
+    dtype: Literal["float64", "float32", "bfloat16"] | None = None,
+    batch_invariant: Annotated[bool | None, Parameter(negative="")] = None,
+    threads: int | None = None,
+    config: Path | None = None,
+) -> int:
+    """Complete one prompt, or a JSONL file of prompts, without a server.
+
+    One prompt, streamed to standard output (reasoning goes to standard error; `-` reads the prompt
+    from standard input):
+
+        headrace generate my-model "Why is the sky blue?" --max-tokens 200
+        headrace generate my-model "Once upon a time" --raw --temperature 0
+
+    A file of prompts:
+
+        headrace generate my-model --input prompts.jsonl --output answers.jsonl
+
+    Each input line is one JSON object with `prompt`, `messages` or `token_ids`:
+
+        {"id": "a", "prompt": "Why is the sky blue?", "max_tokens": 200}
+        {"id": "b", "messages": [{"role": "user", "content": "Hello"}]}
+        {"token_ids": [0, 72, 105], "temperature": 0}
+
+    `id` is optional (default: line-N). A line may also set temperature, top_p, top_k, seed,
+    max_tokens, stop_token_ids, ignore_eos and thinking. Each output line is
+
+        {"id": "a", "prompt_tokens": 9, "text": "...", "token_ids": [...],
+         "finish_reason": "stop", "usage": {...}}
+
+    or `{"id": "a", "error": {"line": 1, "code": "...", "message": "..."}}` for a line that cannot
+    be answered; then the exit code is 1. Lines appear as they finish, not in input order.
+
+    After Ctrl-C, a crash or a full disk, run the same command again: ids that the output file
+    already has are skipped. Delete the output file to start anew.
+
+    Parameters
+    ----------
+    checkpoint: Path
+        Directory in the official layout: config.json, tokenizer.json, *.safetensors.
+    prompt: str
+        The prompt; `-` reads it from standard input.
+    input_path: Path
+        JSONL file of prompts, instead of a prompt.
+    output_path: Path
+        JSONL file of answers (default: standard output, which cannot be resumed).
+    raw: bool
+        Continue the text as it is; --chat (the default) asks it as a user's message.
+    system: str
+        System message in front of each `prompt` (not of `messages`).
+    thinking: bool
+        Let the model think before it answers (a server does unless told not to).
+    max_tokens: int
+        Tokens of an answer at most (default: 8192, thinking 65536, or the room in the context).
+    temperature: float
+        0 (always the most likely token) to 2.
+    top_p: float
+        Draw from the most likely tokens that make up this share.
+    top_k: int
+        Draw from this many most likely tokens; -1: from all.
+    seed: int
+        Makes draws repeatable. In a file each line gets its own seed from this one and its number.
+    ignore_eos: bool
+        Go on to max_tokens even if the model ends its answer (for measurements).
+    batch: int
+        Requests computed at once (32).
+    max_model_len: int
+        Tokens of prompt plus answer (default: what the model and the memory allow).
+    dtype: str
+        Arithmetic of the model (float32).
+    batch_invariant: bool
+        Bit-equal answers whatever runs beside them (slower).
+    threads: int
+        CPU threads of the operators (default: all cores).
+    config: Path
+        TOML file with more settings in [engine] (also: HEADRACE_CONFIG).
+    """
+    from headrace.cli.generate_run import GenerateOptions, generate
+    from headrace.cli.prompt_file import PromptOptions
+    from headrace.core.sampling import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=-1 if top_k == 0 else top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+    )
+    return generate(
+        GenerateOptions(
+            checkpoint=checkpoint,
+            prompt=prompt,
+            input_path=input_path,
+            output_path=output_path,
+            prompts=PromptOptions(sampling, raw=raw, thinking=thinking, system=system),
+            config_path=config,
+            overrides={
+                "engine.max_num_seqs": batch,
+                "engine.max_model_len": max_model_len,
+                "engine.dtype": dtype,
+                "engine.batch_invariant": batch_invariant,
+                "engine.threads": threads,
+            },
+        )
+    )

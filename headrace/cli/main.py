@@ -1,0 +1,175 @@
+"""Entry point of the `headrace` command.
+
+Contract: registers every command by its import path (nothing is imported before it is used), runs
+one, and is the only place where errors become `error: ...` on stderr and an exit code: 0 ok, 1 a
+check failed, 2 bad usage, config or request, 3 checkpoint or unsupported, 4 output could not be
+written, 130 Ctrl-C, 141 the reader of our output went away. Anything else is a bug and keeps its
+traceback. To add a command, write `cli/<name>.py` with a function `command` and list it here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cyclopts import App, CycloptsError, UnknownCommandError
+
+from headrace import __version__
+from headrace.errors import HeadraceError, OutputError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+# A full disk or quota is nobody's bug, wherever it is met.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+_HELP = """Inference for DeepSeek-V4.1-Flash and the V4 family.
+
+A model is a directory in the official layout: config.json, tokenizer.json, *.safetensors.
+
+Try it without a download (random weights, so the answers are noise):
+
+```
+headrace tiny --preset tiny-8 --seed 1 --out my-model
+headrace serve my-model
+headrace generate my-model "Hello"
+```
+
+Every command explains itself: `headrace serve --help`.
+Exit codes: 0 ok, 1 a check failed, 2 bad usage, config or request, 3 bad checkpoint or
+unsupported, 4 output could not be written, 130 interrupted.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """path: words after `headrace`. target: import path. summary: its line in the overview."""
+
+    path: tuple[str, ...]
+    target: str
+    summary: str
+
+
+_COMMANDS = (
+    _Command(
+        ("serve",),
+        "headrace.cli.serve:command",
+        "Serve a model over HTTP (OpenAI-compatible chat completions).",
+    ),
+    _Command(
+        ("generate",),
+        "headrace.cli.generate:command",
+        "Complete one prompt, or a JSONL file of prompts, without a server.",
+    ),
+    _Command(
+        ("tiny",),
+        "headrace.cli.tiny:command",
+        "Write a tiny random checkpoint in the official layout.",
+    ),
+    _Command(
+        ("check", "model"),
+        "headrace.cli.check:command",
+        "Compare the model's arithmetic with golden cases, number by number.",
+    ),
+    _Command(
+        ("ops",),
+        "headrace.cli.ops:command",
+        "Show which implementation each operator uses, and why not the others.",
+    ),
+)
+
+_GROUPS = {"check": "Check golden cases."}
+
+
+def build_app(arguments: Sequence[str]) -> App:
+    """The command tree for `arguments`.
+
+    A summary given here replaces the docstring of the command, and asking for the docstring imports
+    its module. So only the command that is being called is registered without a summary.
+    """
+    app = App(name="headrace", help=_HELP, version=__version__, help_format="markdown")
+    groups = {name: App(name=name, help=summary) for name, summary in _GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
+    for entry in _COMMANDS:
+        parent = groups[entry.path[0]] if len(entry.path) > 1 else app
+        if tuple(arguments[: len(entry.path)]) == entry.path:
+            parent.command(entry.target, name=entry.path[-1])
+        else:
+            parent.command(entry.target, name=entry.path[-1], help=entry.summary)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; raises what the command raises."""
+    app = build_app(arguments)
+    result = app(
+        list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+    )
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line (default: that of the process) and exit with its code."""
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        return run(arguments)
+    except HeadraceError as error:
+        _settle_output()
+        _report(error.message)
+        return error.exit_code
+    except CycloptsError as error:
+        words = " ".join(["headrace", *(error.command_chain or ())])
+        _report(f"{_usage_text(error, arguments)}\nSee `{words} --help`.")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        _report("interrupted.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _settle_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        _settle_output()
+        _report(f"output could not be written: {error.strerror}.")
+        return OutputError.exit_code
+
+
+def _usage_text(error: CycloptsError, arguments: Sequence[str]) -> str:
+    """What was wrong with the arguments, without importing all commands to say it."""
+    if not isinstance(error, UnknownCommandError):
+        return str(error).rstrip()
+    word = error.unused_tokens[0] if error.unused_tokens else arguments[0]
+    known = sorted({name for entry in _COMMANDS for name in entry.path})
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown command {word!r}.{hint}"
+
+
+def _report(message: str) -> None:
+    """One error on stderr; rich is not used, so that logs and pipes get plain text."""
+    print(f"error: {message}", file=sys.stderr)
+
+
+def _settle_output() -> None:
+    """Write what stdout still holds, or drop it: the interpreter would fail again at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+if __name__ == "__main__":
+    main()

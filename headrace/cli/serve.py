@@ -1,0 +1,114 @@
+"""`headrace serve`: an OpenAI-compatible HTTP server in front of one model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def command(
+    checkpoint: Path,
+    /,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    api_key: Annotated[list[str] | None, Parameter(negative="")] = None,
+    api_key_file: Path | None = None,
+    served_model_name: str | None = None,
+    dtype: Literal["float64", "float32", "bfloat16"] | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    threads: int | None = None,
+    thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
+    max_body_bytes: int | None = None,
+    max_requests: int | None = None,
+    max_requests_per_key: int | None = None,
+    drain_timeout_s: float | None = None,
+    log_format: Literal["text", "json"] | None = None,
+    config: Path | None = None,
+) -> None:
+    """Serve a model over HTTP (OpenAI-compatible chat completions).
+
+    Routes: POST /v1/chat/completions (streamed or not), GET /v1/models, /health/live,
+    /health/ready, /metrics. The engine runs in a process of its own and is restarted if it dies.
+
+    Example:
+
+        headrace tiny --preset tiny-8 --seed 1 --out my-model
+        headrace serve my-model --port 8000
+        curl -N http://127.0.0.1:8000/v1/chat/completions \\
+          -H 'content-type: application/json' -d '{"model": "my-model",
+          "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+
+    Settings come from the command line, then HEADRACE_API_KEYS, then the TOML file (sections
+    [server] and [engine], the names below with underscores; more of them in docs/api.md), then the
+    defaults. The first SIGTERM or Ctrl-C lets running requests finish, the second one ends at once.
+
+    Parameters
+    ----------
+    checkpoint: Path
+        Directory in the official layout: config.json, tokenizer.json, *.safetensors.
+    host: str
+        Address to listen on (127.0.0.1: this machine only; 0.0.0.0: every network).
+    port: int
+        Port to listen on (8000); 0 takes a free one.
+    api_key: list[str]
+        A key that clients must send as `Authorization: Bearer KEY`; may be repeated. Without keys
+        everybody who reaches the port may ask. Others on this machine can see the command line:
+        prefer the file or HEADRACE_API_KEYS.
+    api_key_file: Path
+        File with one key a line.
+    served_model_name: str
+        Name that requests use (default: name of the directory).
+    dtype: str
+        Arithmetic of the model (float32).
+    max_model_len: int
+        Tokens of prompt plus answer (default: what the model and the memory allow).
+    max_num_seqs: int
+        Requests computed at once (32); others wait.
+    max_num_batched_tokens: int
+        Tokens of one step of the engine, all requests together (512).
+    threads: int
+        CPU threads of the operators (default: all cores).
+    thinking: bool
+        Whether the model thinks before it answers when a request does not say (yes).
+    max_body_bytes: int
+        Largest request body (16 MiB).
+    max_requests: int
+        Requests held at once, all callers together (1024); then 503.
+    max_requests_per_key: int
+        Requests held at once per API key (256); then 429.
+    drain_timeout_s: float
+        Seconds that running requests get to finish after SIGTERM (60).
+    log_format: str
+        text or json; one line a request on stderr.
+    config: Path
+        TOML file with more settings (also: HEADRACE_CONFIG).
+    """
+    from headrace.cli.serve_run import serve
+
+    overrides: dict[str, object] = {
+        "server.host": host,
+        "server.port": port,
+        "server.api_keys": api_key or None,
+        "server.api_key_file": None if api_key_file is None else str(api_key_file),
+        "server.default_thinking_mode": thinking,
+        "server.max_body_bytes": max_body_bytes,
+        "server.max_requests": max_requests,
+        "server.max_requests_per_key": max_requests_per_key,
+        "server.drain_timeout_s": drain_timeout_s,
+        "server.log_format": log_format,
+        "engine.served_model_name": served_model_name,
+        "engine.dtype": dtype,
+        "engine.max_model_len": max_model_len,
+        "engine.max_num_seqs": max_num_seqs,
+        "engine.max_num_batched_tokens": max_num_batched_tokens,
+        "engine.threads": threads,
+    }
+    asyncio.run(serve(checkpoint, config, overrides))
+    sys.stderr.flush()

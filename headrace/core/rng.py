@@ -1,0 +1,43 @@
+"""Counter-based random numbers: pure functions of (seed, absolute position, purpose).
+
+No row, step or batch index enters, so a request draws the same numbers alone, in any batch, after
+preemption and on another engine. The generator is SplitMix64's finaliser over a keyed counter.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+_GOLDEN = 0x9E3779B97F4A7C15
+# Another odd constant than for the key, so that key and counter never cancel.
+_COUNTER = 0xD1B54A32D192ED03
+_MASK = (1 << 64) - 1
+
+
+class Purpose(IntEnum):
+    """What a number is used for; streams of different purposes are independent."""
+
+    TARGET = 0
+    RESIDUAL = 1
+    ACCEPT = 2
+    DRAFT = 3
+
+
+def mix64(value: int) -> int:
+    """SplitMix64 finaliser, uint64 -> uint64."""
+    z = value & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int, purpose: Purpose = Purpose.TARGET) -> float:
+    """A number in [0, 1) with 53 bits. `position` counts from the first prompt token."""
+    key = mix64(seed + _GOLDEN)
+    counter = (position * len(Purpose) + int(purpose) + 1) & _MASK
+    return (mix64(key ^ mix64(counter * _COUNTER)) >> 11) * 2.0**-53
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of choice number `choice` of a request with several choices; choice 0 keeps `seed`."""
+    return seed if choice == 0 else mix64(seed ^ mix64(choice * _GOLDEN))

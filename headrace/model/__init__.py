@@ -1,0 +1,1 @@
+"""The models: config and checkpoint formats, weights, and the forward pass."""

@@ -1,0 +1,73 @@
+"""A checkpoint seen from one prefix ("layers.3.attn."), in the dtypes that the model computes with.
+
+Linear weights are dequantised to the compute dtype; parameters that the released path keeps in
+fp32 come as fp32 (fp64 in the fp64 mode). `act_group` says whether a layer's inputs are rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headrace.model.weights import Checkpoint
+from headrace.ops.numerics import Numerics
+from headrace.ops.signatures import OpTable
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Tensors below `prefix`; `act_group` > 0 where FP8 inputs are wanted (see Numerics)."""
+
+    checkpoint: Checkpoint
+    numerics: Numerics
+    act_group: int
+    prefix: str = ""
+
+    def scope(self, name: str) -> Parameters:
+        """The same checkpoint one level down: `name` ends with a dot."""
+        return replace(self, prefix=self.prefix + name)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+        return self.checkpoint.has(self.prefix + name)
+
+    def linear(self, name: str) -> Linear:
+        """A weight that is FP8 in quantised checkpoints: its input is rounded too if asked."""
+        return Linear(self.plain(name), self.act_group)
+
+    def plain(self, name: str) -> Tensor:
+        """A tensor in the compute dtype."""
+        return self.checkpoint.dequantised(self.prefix + name, self.numerics.torch_dtype)
+
+    def wide(self, name: str) -> Tensor:
+        """A tensor in fp32 (fp64 in the fp64 mode)."""
+        return self.checkpoint.dequantised(self.prefix + name, self.numerics.accumulate_dtype)
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as it lies in the file, mapped and not copied."""
+        return self.checkpoint.tensor(self.prefix + name)
+
+    def stack(self, names: list[str]) -> Tensor:
+        """Tensors of equal shape stacked in the compute dtype, filled one at a time."""
+        dtype = self.numerics.torch_dtype
+        shape = self.checkpoint.shape(self.prefix + names[0])
+        out = torch.empty((len(names), *shape), dtype=dtype)
+        for place, name in zip(out, names, strict=True):
+            self.checkpoint.dequantised(self.prefix + name, dtype, out=place)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """weight [N, K]; act_group > 0: inputs are rounded to FP8 per group before the product."""
+
+    weight: Tensor
+    act_group: int
+
+    def __call__(self, x: Tensor, ops: OpTable) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        if self.act_group:
+            x = ops.fake_fp8(x, self.act_group)
+        return ops.linear(x, self.weight)

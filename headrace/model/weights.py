@@ -1,0 +1,342 @@
+"""Official checkpoints: files -> tensors.
+
+`Checkpoint.open` maps all files and compares every header with the weight plan, so that all faults
+are reported together and before anything is loaded. Tensors are converted in row tiles into memory
+of their own; Engram tables stay in the map and are gathered row by row. Used by `model/loader`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headrace.errors import CheckpointError
+from headrace.model.safetensors_file import Entry, SafetensorsFile
+from headrace.model.spec import ModelSpec
+from headrace.model.stored_formats import (
+    GROUP,
+    compute_dtype,
+    decode_fp4,
+    decode_fp8,
+    has_nan_scale,
+)
+from headrace.model.weight_plan import (
+    Kind,
+    StoredTensor,
+    TensorSpec,
+    effective_kind,
+    scale_name,
+    skipped,
+    stored_tensors,
+    weight_plan,
+)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 256 * 2**20
+# Numbers converted at a time: small against every large tensor, large against call overhead.
+TILE_NUMBERS = 2**18
+# A report lists this many names of a kind and counts the rest.
+MAX_LISTED = 20
+# (bytes done, bytes in all)
+Progress = Callable[[int, int], None]
+
+
+class EngramTable:
+    """One Engram table inside the map; only gathered rows are ever read or dequantised."""
+
+    def __init__(self, name: str, codes: Tensor, scales: Tensor | None) -> None:
+        self._name = name
+        self._codes = codes
+        self._scales = scales
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return int(self._codes.shape[0])
+
+    def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows (int64 [...]) -> numbers [..., head_dim] in `dtype`.
+
+        Raises CheckpointError where a gathered row has a NaN scale or value.
+        """
+        flat = rows.reshape(-1)
+        width = self._codes.shape[1]
+        if self._scales is None:
+            numbers = self._codes.index_select(0, flat).to(dtype)
+        else:
+            codes = self._codes.view(torch.uint8).index_select(0, flat)
+            scales = self._scales.view(torch.uint8).index_select(0, flat)
+            numbers = decode_fp8(
+                codes.view(torch.float8_e4m3fn), scales, GROUP, compute_dtype(dtype)
+            ).to(dtype)
+        if bool(torch.isnan(numbers).any()):
+            raise CheckpointError(f"{self._name} holds NaN in a row or in its scale.")
+        return numbers.view(*rows.shape, width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """Where a stored tensor lies; `stored_name` is its name in the file."""
+
+    file: SafetensorsFile
+    stored_name: str
+
+    @property
+    def entry(self) -> Entry:
+        return self.file.entries[self.stored_name]
+
+
+class Checkpoint:
+    """An open checkpoint that fits its spec; make it with `Checkpoint.open`.
+
+    total_bytes / loaded_bytes: stored size of all tensors a model loads (Engram tables, which stay
+    mapped, are not counted) and of those read so far, for progress reports.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        located: Mapping[str, _Located],
+        progress: Progress | None = None,
+    ) -> None:
+        self.spec = spec
+        self._progress = progress
+        self._located = located
+        self._plan = {tensor.name: tensor for tensor in weight_plan(spec)}
+        self._loaded: set[str] = set()
+        self.loaded_bytes = 0
+        self.total_bytes = sum(
+            self._stored_bytes(t.name) for t in self._plan.values() if t.kind != "engram"
+        )
+
+    @classmethod
+    def open(
+        cls, directory: Path, spec: ModelSpec, *, progress: Progress | None = None
+    ) -> Checkpoint:
+        """Map and check all files of `directory`; `progress` hears of every tensor read later.
+
+        Raises one CheckpointError that lists everything found: unreadable or damaged files, or
+        missing, unexpected and misshapen tensors and wrong dtypes.
+        """
+        paths, index = _shards(directory)
+        shards: list[SafetensorsFile] = []
+        problems: list[str] = []
+        for path in paths:
+            try:
+                shards.append(SafetensorsFile(path))
+            except CheckpointError as error:
+                problems.append(error.message)
+        if problems:
+            raise _report(directory, problems)
+        located, problems = _locate(shards, index)
+        problems += _compare(spec, located)
+        if problems:
+            raise _report(directory, problems)
+        return cls(spec, located, progress)
+
+    def has(self, name: str) -> bool:
+        """Whether the model has a tensor of this name."""
+        return name in self._plan
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Logical shape of a tensor (of numbers, however they are packed)."""
+        return self._plan[name].shape
+
+    def tensor(self, name: str) -> Tensor:
+        """A stored tensor (or `x.scale`) as it stands in the file: mapped, read-only."""
+        located = self._located[name]
+        self._count(name)
+        return located.file.tensor(located.stored_name)
+
+    def dequantised(self, name: str, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """The numbers of a tensor in `dtype`, in memory of their own (or in `out`).
+
+        Works in tiles, so that little more than the result is allocated. Integer tensors keep
+        their dtype. Raises CheckpointError naming the tensor where a value or a scale is NaN.
+        """
+        plan = self._plan[name]
+        kind = effective_kind(plan.kind, self.spec.quant)
+        stored = self.tensor(name)
+        dtype = stored.dtype if kind == "i64" else dtype
+        result = torch.empty(plan.shape, dtype=dtype) if out is None else out
+        if kind == "i64":
+            return result.copy_(stored)
+        scales = self.tensor(scale_name(name)) if kind in ("linear", "expert", "engram") else None
+        if scales is not None and has_nan_scale(scales):
+            raise CheckpointError(f"{scale_name(name)} holds NaN (byte 255).")
+        rows = plan.shape[0]
+        step = self._tile_rows(plan)
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            tile = self._decode(kind, stored[begin:end], scales, begin, end, compute_dtype(dtype))
+            if bool(torch.isnan(tile).any()):
+                raise CheckpointError(f"{name} holds NaN.")
+            result[begin:end] = tile
+        return result
+
+    def engram_rows(self, layer: int) -> EngramTable:
+        """The table of an Engram layer (its number in the model), left in the map."""
+        name = f"layers.{layer}.engram.embed.weight"
+        located = self._located[name]
+        located.file.advise_random(located.stored_name)
+        codes = located.file.tensor(located.stored_name)
+        if self.spec.quant is None:
+            return EngramTable(name, codes, None)
+        scales = self._located[scale_name(name)]
+        scales.file.advise_random(scales.stored_name)
+        return EngramTable(name, codes, scales.file.tensor(scales.stored_name))
+
+    def _tile_rows(self, plan: TensorSpec) -> int:
+        """Rows per tile: whole blocks of scales."""
+        block = self.spec.quant.weight_block[0] if self.spec.quant is not None else 1
+        columns = math.prod(plan.shape[1:])
+        return max(1, TILE_NUMBERS // max(1, columns * block)) * block
+
+    def _decode(
+        self,
+        kind: Kind,
+        stored: Tensor,
+        scales: Tensor | None,
+        begin: int,
+        end: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Numbers of the rows [begin, end), already cut out of `stored`."""
+        quant = self.spec.quant
+        if quant is None or scales is None:
+            return stored
+        if kind == "expert":
+            return decode_fp4(stored, scales[begin:end], dtype)
+        if kind == "engram":
+            return decode_fp8(stored, scales[begin:end], GROUP, dtype)
+        block_rows, block_columns = quant.weight_block
+        blocks = scales.view(torch.uint8)[begin // block_rows : -(-end // block_rows)]
+        per_row = blocks.repeat_interleave(block_rows, dim=0)[: end - begin]
+        return decode_fp8(stored, per_row, block_columns, dtype)
+
+    def _stored_bytes(self, name: str) -> int:
+        names = [name, scale_name(name)] if name.endswith(".weight") else [name]
+        entries = [self._located[n].entry for n in names if n in self._located]
+        return sum(entry.end - entry.begin for entry in entries)
+
+    def _count(self, name: str) -> None:
+        plan = self._plan.get(name)
+        if plan is not None and plan.kind != "engram" and name not in self._loaded:
+            self._loaded.add(name)
+            self.loaded_bytes += self._stored_bytes(name)
+            if self._progress is not None:
+                self._progress(self.loaded_bytes, self.total_bytes)
+
+
+def _report(directory: Path, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {directory} cannot be used:" + "".join(f"\n  {p}" for p in problems)
+    )
+
+
+def _shards(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """Weight files of a checkpoint and its index (tensor -> file), if it has one."""
+    index_path = directory / INDEX_FILE
+    if not index_path.exists():
+        single = directory / SINGLE_FILE
+        if not single.exists():
+            raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}.")
+        return [single], None
+    index = _read_index(index_path)
+    names = sorted(set(index.values()))
+    odd = [name for name in names if Path(name).name != name or name in ("", ".", "..")]
+    if odd:
+        raise CheckpointError(f"{INDEX_FILE} names files outside its folder: {_listed(odd)}.")
+    absent = [name for name in names if not (directory / name).is_file()]
+    if absent:
+        raise CheckpointError(f"{INDEX_FILE} names files that do not exist: {_listed(absent)}.")
+    return [directory / name for name in names], index
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_INDEX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise CheckpointError(f"{path} cannot be read ({reason}).") from error
+    if len(data) > MAX_INDEX_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_INDEX_BYTES} bytes.")
+    try:
+        index = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map object.")
+    if not all(isinstance(name, str) and "\0" not in name for name in weight_map.values()):
+        raise CheckpointError(f"{path}: weight_map must map tensor names to file names.")
+    return weight_map
+
+
+def _locate(
+    shards: Iterable[SafetensorsFile], index: Mapping[str, str] | None
+) -> tuple[dict[str, _Located], list[str]]:
+    """Names (without the optional "model." prefix) -> places, and disagreements with the index."""
+    located: dict[str, _Located] = {}
+    problems: list[str] = []
+    twice, elsewhere, unlisted = [], [], []
+    for file in shards:
+        for stored_name in file.entries:
+            name = stored_name.removeprefix("model.")
+            if name in located:
+                twice.append(name)
+            located[name] = _Located(file, stored_name)
+            if index is None:
+                continue
+            if stored_name not in index:
+                unlisted.append(stored_name)
+            elif index[stored_name] != file.path.name:
+                elsewhere.append(stored_name)
+    for text, names in (
+        ("stored twice", twice),
+        (f"in another file than {INDEX_FILE} says", elsewhere),
+        (f"not listed in {INDEX_FILE}", unlisted),
+    ):
+        if names:
+            problems.append(f"{text} ({len(names)}): {_listed(names)}")
+    return located, problems
+
+
+def _compare(spec: ModelSpec, located: Mapping[str, _Located]) -> list[str]:
+    """Differences between the files and the weight plan, as lines of a report."""
+    wanted: dict[str, StoredTensor] = {}
+    for tensor in weight_plan(spec):
+        for stored in stored_tensors(tensor, spec.quant):
+            wanted[stored.name] = stored
+    missing = [name for name in wanted if name not in located]
+    unexpected = [name for name in located if name not in wanted and not skipped(name, spec)]
+    shapes, dtypes = [], []
+    for name, stored in wanted.items():
+        if name not in located:
+            continue
+        entry = located[name].entry
+        if entry.shape != stored.shape:
+            shapes.append(f"{name} {list(entry.shape)}, expected {list(stored.shape)}")
+        if entry.dtype != stored.dtype:
+            dtypes.append(f"{name} {entry.dtype}, expected {stored.dtype}")
+    kinds = (
+        ("missing", missing, ", "),
+        ("unexpected", unexpected, ", "),
+        ("wrong shape", shapes, "; "),
+        ("wrong dtype", dtypes, "; "),
+    )
+    return [f"{text} ({len(x)}): {_listed(x, between)}" for text, x, between in kinds if x]
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
+    shown = between.join(name[:200] for name in names[:MAX_LISTED])
+    rest = len(names) - MAX_LISTED
+    return f"{shown} and {rest} more" if rest > 0 else shown

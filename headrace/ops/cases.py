@@ -1,0 +1,566 @@
+"""Input cases per operator: what every implementation is compared with the reference on.
+
+`CASES[op][variant]` builds the arguments of one call for a number of batch rows and a dtype, from a
+seed of its own, so that a case is the same wherever it is built. Variants cover tiny and released
+sizes, odd widths, missing keys (-1), -inf scores, ties and experts nobody chose. Used by
+tests/conformance for each implementation of the catalogue, also for kernels on other devices.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.core.kv import RecordFormat
+from headrace.ops.records import RecordView
+from headrace.ops.reference.quant import write_records
+
+# 0 rows occur: a step that completes no compressed entry, or wants no logits.
+ROWS = (0, 1, 2, 3, 7, 31, 33, 64, 100)
+# Released sizes are slower; these row counts lie on both sides of a 32-row tile.
+RELEASED_ROWS = (1, 33, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Arguments of one call.
+
+    rows: positional arguments whose dim 0 is the batch row (so is dim 0 of every result).
+    in_place: the positional argument (a RecordView) that the call writes, for operators that do.
+    """
+
+    args: tuple[Any, ...]
+    rows: tuple[int, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    in_place: int | None = None
+
+
+class Inputs:
+    """Seeded random inputs in one dtype. `wide` numbers are fp32 (fp64 in the fp64 mode)."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.wide_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers in the compute dtype."""
+        return self.wide(*shape, scale=scale).to(self.dtype)
+
+    def wide(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers in fp32 (fp64)."""
+        numbers = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+        return (numbers * scale).to(self.wide_dtype)
+
+    def weight(self, *shape: int) -> Tensor:
+        """A linear weight [.., out, in] in the compute dtype, of gain one."""
+        return self.normal(*shape, scale=shape[-1] ** -0.5)
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """int64 in [low, high)."""
+        return torch.randint(low, high, shape, generator=self._generator)
+
+    def distinct(self, rows: int, count: int, total: int) -> Tensor:
+        """int64 [rows, count], distinct numbers below `total` in each row."""
+        return torch.rand((rows, total), generator=self._generator).argsort(-1)[:, :count]
+
+    def edges(self, *shape: int) -> Tensor:
+        """Numbers on which quantisers go wrong: zeros of both signs, ties, tiny and huge groups."""
+        kinds = torch.tensor((0.0, -0.0, 0.25, -0.75, 1.25, 2.5, 17.0, 19.0, 448.0, 2.0**-10))
+        base = kinds[self.integers(0, len(kinds), *shape)]
+        powers = 2.0 ** self.integers(-30, 20, *shape[:-1], 1).to(torch.float64)
+        return (base * powers).to(self.dtype)
+
+
+Builder = Callable[[Inputs, int], Case]
+
+
+# --- norm and linear ---------------------------------------------------------------------------
+
+
+def _rms_norm(width: int, weight: bool, *inner: int, scale: float = 1.0) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        # Norm weights stay in the dtype of the checkpoint.
+        w = i.wide(width).to(torch.bfloat16) if weight else None
+        return Case((i.normal(rows, *inner, width, scale=scale), w, 1e-20), (0,))
+
+    return build
+
+
+def _strided_rms_norm(i: Inputs, rows: int) -> Case:
+    return Case((i.normal(rows, 96)[:, 32:], i.normal(64), 1e-6), (0,))
+
+
+def _linear(inputs: int, outputs: int, *inner: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        return Case((i.normal(rows, *inner, inputs), i.weight(outputs, inputs)), (0,))
+
+    return build
+
+
+def _rope(shape: tuple[int, ...], pairs: int, inverse: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        angle = i.wide(rows, pairs, scale=3.0)
+        return Case((i.normal(rows, *shape), angle.cos(), angle.sin(), inverse), (0, 1, 2))
+
+    return build
+
+
+def _one_input(*shape: int, edges: bool = False, extra: tuple[Any, ...] = ()) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        x = i.edges(rows, *shape) if edges else i.normal(rows, *shape)
+        return Case((x, *extra), (0,))
+
+    return build
+
+
+# --- cache rows --------------------------------------------------------------------------------
+
+# name -> (format, width, rope width, scales apart from the data)
+_RECORDS = {
+    "plain": (RecordFormat.PLAIN, 24, 0, False),
+    "fp4_e4m3": (RecordFormat.FP4_E4M3_16, 32, 0, False),
+    "fp4_e4m3_released": (RecordFormat.FP4_E4M3_16, 512, 0, False),
+    "fp8": (RecordFormat.FP8_UE8M0_32, 64, 0, False),
+    "fp8_released": (RecordFormat.FP8_UE8M0_32, 512, 0, False),
+    "fp4_ue8m0": (RecordFormat.FP4_UE8M0_32, 32, 0, False),
+    "fp4_ue8m0_planar": (RecordFormat.FP4_UE8M0_32, 128, 0, True),
+    "fp8_nope": (RecordFormat.FP8_NOPE_64, 48, 16, False),
+    "fp8_nope_released": (RecordFormat.FP8_NOPE_64, 512, 64, False),
+}
+
+
+def record_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
+    """A view into a strided arena full of 0xFF bytes (NaN in every format)."""
+    kind, width, rope, planar = _RECORDS[name]
+    if kind is RecordFormat.PLAIN:
+        arena = torch.full((majors, 8 + minors * width), torch.nan, dtype=i.dtype)
+        return RecordView(arena[:, 8:].unflatten(1, (minors, width)), kind, width)
+    nope = width - rope
+    size = {
+        RecordFormat.FP4_E4M3_16: width // 2 + width // 16,
+        RecordFormat.FP8_UE8M0_32: width + width // 32,
+        RecordFormat.FP4_UE8M0_32: width // 2 + width // 32,
+        RecordFormat.FP8_NOPE_64: nope + 2 * rope + -(-nope // 64),
+    }[kind]
+    size += size % 2 if kind is RecordFormat.FP8_NOPE_64 else 0
+    arena = torch.full((majors, 32 + minors * size), 0xFF, dtype=torch.uint8)
+    if not planar:
+        return RecordView(arena[:, 32:].unflatten(1, (minors, size)), kind, width, rope)
+    border = 32 + minors * (width // 2)
+    data = arena[:, 32:border].unflatten(1, (minors, width // 2))
+    scales = arena[:, border:].unflatten(1, (minors, width // 32))
+    return RecordView(data, kind, width, rope, scales)
+
+
+def _written_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
+    """A view whose rows are written, but for the last major, which stays NaN."""
+    view = record_view(i, name, majors, minors)
+    major = torch.arange(majors - 1).unsqueeze(1).expand(-1, minors)
+    minor = torch.arange(minors).expand(majors - 1, -1)
+    write_records(view, major, minor, i.normal(majors - 1, minors, view.width))
+    return view
+
+
+def _round_rows(name: str) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        view = record_view(i, name, 2, 3)
+        x = torch.cat((i.normal(rows, view.width), i.edges(rows, view.width)))
+        return Case((x, view), (0,))
+
+    return build
+
+
+def _read_records(name: str) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        view = _written_view(i, name, 5, 6)
+        major, minor = i.integers(0, 4, rows, 3), i.integers(0, 6, rows, 3)
+        return Case((view, major, minor, i.dtype), (1, 2))
+
+    return build
+
+
+def _write_records(name: str) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        minors = 7
+        majors = rows // minors + 2
+        view = record_view(i, name, majors, minors)
+        place = i.distinct(1, rows, majors * minors)[0]
+        x = i.normal(rows, view.width)
+        return Case((view, place // minors, place % minors, x), (1, 2, 3), in_place=0)
+
+    return build
+
+
+# --- hyper-connections -------------------------------------------------------------------------
+
+
+def _hc_mix(hc: int, hidden: int, iterations: int = 20) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        count = (2 + hc) * hc
+        fn = i.wide(count, hc * hidden, scale=(hc * hidden) ** -0.5)
+        args = (i.normal(rows, hc, hidden), fn, i.wide(count), i.wide(3))
+        return Case(args, (0,), {"rms_eps": 1e-20, "hc_eps": 1e-6, "iterations": iterations})
+
+    return build
+
+
+def _hc_head(hc: int, hidden: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        fn = i.wide(hc, hc * hidden, scale=(hc * hidden) ** -0.5)
+        return Case((i.normal(rows, hc, hidden), fn, i.wide(hc), i.wide(1), 1e-6, 1e-6), (0,))
+
+    return build
+
+
+def _hc_collapse(hc: int, hidden: int) -> Builder:
+    return lambda i, rows: Case((i.normal(rows, hc, hidden), i.wide(rows, hc)), (0, 1))
+
+
+def _hc_merge(hc: int, hidden: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        y, streams = i.normal(rows, hidden), i.normal(rows, hc, hidden)
+        return Case((y, streams, i.wide(rows, hc), i.wide(rows, hc, hc)), (0, 1, 2, 3))
+
+    return build
+
+
+# --- compressor and indexer --------------------------------------------------------------------
+
+
+def _pool_groups(size: int, channels: int, missing: int = 0) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        kv, score = i.wide(rows, size, channels), i.wide(rows, size, channels, scale=3.0)
+        # The first group of a sequence has no group before it.
+        score[: rows // 2, :missing] = -torch.inf
+        return Case((kv, score), (0, 1))
+
+    return build
+
+
+def _index_scores(heads: int, width: int, keys: int, *, decode: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        b, n = (rows, 1) if decode else (1, rows)
+        q, k = i.normal(b, n, heads, width), i.normal(b, keys, width)
+        return Case((q, i.normal(b, n, heads), k), (0, 1, 2) if decode else ())
+
+    return build
+
+
+def _scores(i: Inputs, rows: int, places: int, *, ties: bool) -> tuple[Tensor, Tensor]:
+    """(scores [rows, places], visible [rows]); -inf where not visible."""
+    visible = i.integers(0, places + 1, rows)
+    found = i.integers(-2, 3, rows, places).to(i.dtype) if ties else i.normal(rows, places)
+    hidden = torch.arange(places) >= visible.unsqueeze(-1)
+    return found.masked_fill(hidden, -torch.inf), visible
+
+
+def _candidate_mask(places: int, block: int, keep: int, *, ties: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        return Case((*_scores(i, rows, places, ties=ties), block, keep), (0, 1))
+
+    return build
+
+
+def _select_top_k(places: int, top_k: int, *, ties: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        return Case((_scores(i, rows, places, ties=ties)[0], top_k), (0,))
+
+    return build
+
+
+# --- attention ---------------------------------------------------------------------------------
+
+
+def _attention(record: str | None, heads: int, width: int, window: int, top_k: int) -> Builder:
+    """Row 0 has no key at all; unused window and cache rows are NaN."""
+
+    def build(i: Inputs, rows: int) -> Case:
+        keys = i.normal(rows + window + 1, width)
+        keys[-1] = torch.nan
+        index = torch.arange(rows).unsqueeze(-1) + torch.arange(window)
+        index[i.integers(0, 3, rows, window) == 0] = -1
+        index[:1] = -1
+        view = None if record is None else _written_view(i, record, 5, 16)
+        place = i.distinct(rows, top_k if view is not None else 0, 64)
+        absent = i.integers(0, 4, *place.shape) == 0
+        absent[:1] = True
+        major = (place // 16).masked_fill(absent, -1)
+        minor = (place % 16).masked_fill(absent, -1)
+        sink, scale = i.wide(heads, scale=2.0), width**-0.5
+        q = i.normal(rows, heads, width, scale=2.0)
+        return Case((q, keys, index, view, major, minor, sink, scale), (0, 2, 4, 5))
+
+    return build
+
+
+def _grouped_projection(heads: int, width: int, groups: int, rank: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        weight = i.weight(groups * rank, heads * width // groups)
+        return Case((i.normal(rows, heads, width), weight, groups), (0,))
+
+    return build
+
+
+# --- mixture of experts ------------------------------------------------------------------------
+
+
+def _router_scores(hidden: int, experts: int, scale: float = 1.0) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        gate = i.wide(experts, hidden, scale=hidden**-0.5)
+        return Case((i.normal(rows, hidden, scale=scale), gate), (0,))
+
+    return build
+
+
+def _route(experts: int, top_k: int, *, ties: bool = False, per_row: bool = False) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        scores = i.wide(rows, experts).abs()
+        bias = i.wide(rows, experts) if per_row else i.wide(experts)
+        if ties:
+            scores, bias = scores.round() + 1, bias.round()
+        return Case((scores, bias, top_k, not per_row, 1.5), (0, 1) if per_row else (0,))
+
+    return build
+
+
+def _route_hashed(experts: int, top_k: int, normalise: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        chosen = i.distinct(rows, top_k, experts)
+        return Case((i.wide(rows, experts).abs(), chosen, normalise, 1.5), (0, 1))
+
+    return build
+
+
+def _moe(
+    hidden: int,
+    inner: int,
+    experts: int,
+    top_k: int,
+    *,
+    limit: float = 10.0,
+    act_group: int = 0,
+    chosen: str = "all",
+) -> Builder:
+    """chosen: "all" experts, "few" (half of them by no row), or "none" in some places (-1)."""
+
+    def build(i: Inputs, rows: int) -> Case:
+        pick = i.distinct(rows, top_k, experts // 2 if chosen == "few" else experts)
+        if chosen == "none":
+            pick = pick.masked_fill(i.integers(0, 3, rows, top_k) == 0, -1)
+        weights = i.wide(rows, top_k).abs()
+        w1, w3 = i.weight(experts, inner, hidden), i.weight(experts, inner, hidden)
+        w2 = i.weight(experts, hidden, inner)
+        x = i.normal(rows, hidden)
+        return Case((x, pick, weights, w1, w3, w2, limit, act_group), (0, 1, 2))
+
+    return build
+
+
+def _expert_mlp(
+    hidden: int, inner: int, *, weight: bool = False, limit: float = 10.0, act_group: int = 0
+) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        w1, w3, w2 = i.weight(inner, hidden), i.weight(inner, hidden), i.weight(hidden, inner)
+        factor = i.wide(rows).abs() if weight else None
+        x = i.normal(rows, hidden, scale=2.0)
+        return Case((x, w1, w3, w2, factor, limit, act_group), (0, 4) if weight else (0,))
+
+    return build
+
+
+# --- engram and head ---------------------------------------------------------------------------
+
+
+def _ngram_rows(ngram: int, vocabulary: int, primes: tuple[int, ...]) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        bound = (2**63 - 1) // vocabulary // 2
+        multipliers = i.integers(0, bound, ngram) * 2 + 1
+        p = torch.tensor(primes).view(ngram - 1, -1)
+        offsets = (p.flatten().cumsum(0) - p.flatten()).view_as(p)
+        return Case((i.integers(0, vocabulary, rows, ngram), multipliers, p, offsets), (0,))
+
+    return build
+
+
+def _engram_gate(hc: int, hidden: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        # Keys come as a slice of a wider projection.
+        kv = i.normal(rows, (hc + 1) * hidden)
+        key = kv[:, : hc * hidden].unflatten(-1, (hc, hidden))
+        streams = i.normal(rows, hc, hidden)
+        streams[: rows // 4] = 0.0  # dot = 0
+        return Case((streams, key, i.wide(hc, hidden), 1e-20), (0, 1))
+
+    return build
+
+
+def _engram_add(hc: int, hidden: int) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        gate = torch.sigmoid(i.wide(rows, hc))
+        return Case((i.normal(rows, hc, hidden), gate, i.normal(rows, hidden)), (0, 1, 2))
+
+    return build
+
+
+CASES: dict[str, dict[str, Builder]] = {
+    "rms_norm": {
+        "tiny": _rms_norm(32, True),
+        "odd": _rms_norm(5, True),
+        "heads_without_weight": _rms_norm(64, False, 4),
+        "small_numbers": _rms_norm(64, True, scale=1e-12),
+        "strided": _strided_rms_norm,
+        "released": _rms_norm(5120, True),
+    },
+    "linear": {
+        "tiny": _linear(16, 24),
+        "odd": _linear(7, 5),
+        "inner_dims": _linear(16, 24, 3),
+        "released": _linear(1280, 512),
+    },
+    "rope": {
+        "heads": _rope((2, 32), 8, False),
+        "inverse": _rope((2, 32), 8, True),
+        "all_dims": _rope((32,), 16, False),
+        "released": _rope((4, 512), 32, False),
+        "released_index": _rope((128,), 32, False),
+    },
+    "hadamard": {
+        "pair": _one_input(2),
+        "tiny": _one_input(2, 32),
+        "released": _one_input(4, 128),
+    },
+    "fake_fp8": {
+        "tiny": _one_input(32, extra=(32,)),
+        "edges": _one_input(96, edges=True, extra=(32,)),
+        "group_128": _one_input(256, extra=(128,)),
+        "released": _one_input(1280, extra=(32,)),
+    },
+    "fake_fp4_ue8m0": {
+        "tiny": _one_input(32),
+        "edges": _one_input(2, 64, edges=True),
+        "released": _one_input(32, 128),
+    },
+    "round_rows": {name: _round_rows(name) for name in _RECORDS},
+    "read_records": {name: _read_records(name) for name in _RECORDS},
+    "write_records": {name: _write_records(name) for name in _RECORDS},
+    "hc_mix": {
+        "tiny": _hc_mix(4, 32),
+        "two_odd": _hc_mix(2, 5, iterations=1),
+        "released": _hc_mix(4, 5120),
+    },
+    "hc_head": {"tiny": _hc_head(4, 32), "two_odd": _hc_head(2, 5), "released": _hc_head(4, 4096)},
+    "hc_collapse": {
+        "tiny": _hc_collapse(4, 32),
+        "two_odd": _hc_collapse(2, 5),
+        "released": _hc_collapse(4, 5120),
+    },
+    "hc_merge": {
+        "tiny": _hc_merge(4, 32),
+        "two_odd": _hc_merge(2, 5),
+        "released": _hc_merge(4, 5120),
+    },
+    "pool_groups": {
+        "ratio_2": _pool_groups(2, 32),
+        "overlap": _pool_groups(8, 32, missing=4),
+        "ratio_128_odd": _pool_groups(128, 5),
+        "released": _pool_groups(2, 512),
+    },
+    "index_scores": {
+        "decode": _index_scores(16, 32, 70, decode=True),
+        "prefill": _index_scores(16, 32, 33, decode=False),
+        "one_key": _index_scores(2, 16, 1, decode=True),
+        "released": _index_scores(32, 128, 130, decode=True),
+    },
+    "candidate_mask": {
+        "ties": _candidate_mask(14, 4, 2, ties=True),
+        "blocks_of_8": _candidate_mask(67, 8, 3, ties=False),
+        "keeps_all": _candidate_mask(9, 4, 5, ties=True),
+    },
+    "select_top_k": {
+        "ties": _select_top_k(40, 8, ties=True),
+        "fewer_than_k": _select_top_k(5, 8, ties=True),
+        "released": _select_top_k(1000, 512, ties=False),
+    },
+    "sparse_attention": {
+        "window_only": _attention(None, 2, 32, 8, 0),
+        "plain": _attention("plain", 3, 24, 16, 5),
+        "fp4": _attention("fp4_e4m3", 4, 32, 16, 24),
+        "fp8": _attention("fp8", 2, 64, 70, 64),
+        "nope": _attention("fp8_nope", 2, 48, 3, 9),
+        "released": _attention("fp4_e4m3_released", 8, 512, 128, 64),
+    },
+    "grouped_projection": {
+        "tiny": _grouped_projection(4, 16, 2, 8),
+        "one_group_odd": _grouped_projection(3, 5, 1, 7),
+        "released": _grouped_projection(16, 512, 8, 64),
+    },
+    "router_scores": {
+        "tiny": _router_scores(32, 6),
+        "odd": _router_scores(5, 7),
+        "large_logits": _router_scores(32, 8, scale=30.0),
+        "released": _router_scores(1280, 384),
+    },
+    "route": {
+        "tiny": _route(6, 2),
+        "ties": _route(8, 3, ties=True),
+        "bias_per_row": _route(8, 3, per_row=True),
+        "all": _route(4, 4),
+        "released": _route(384, 6),
+    },
+    "route_hashed": {
+        "tiny": _route_hashed(8, 2, True),
+        "unnormalised": _route_hashed(8, 3, False),
+        "released": _route_hashed(256, 6, True),
+    },
+    "moe_experts": {
+        "tiny": _moe(32, 32, 6, 2),
+        "odd_clamped": _moe(10, 6, 3, 2, limit=0.5),
+        "never_chosen": _moe(32, 32, 16, 2, chosen="few"),
+        "none": _moe(32, 32, 4, 2, chosen="none"),
+        "act_fp8": _moe(64, 32, 6, 2, act_group=32),
+        "released": _moe(512, 288, 12, 6, chosen="few"),
+    },
+    "expert_mlp": {
+        "tiny": _expert_mlp(32, 32),
+        "odd_clamped": _expert_mlp(10, 6, limit=0.5),
+        "weighted": _expert_mlp(32, 64, weight=True),
+        "act_fp8": _expert_mlp(64, 32, act_group=32),
+        "released": _expert_mlp(1280, 576, limit=1.0),
+    },
+    "ngram_rows": {
+        "tiny": _ngram_rows(3, 358, (503, 509, 521, 523)),
+        "released": _ngram_rows(4, 99092, (16000057, 16000079, 16000189, 16000207, 16000339, 7)),
+    },
+    "engram_gate": {
+        "tiny": _engram_gate(4, 32),
+        "two_odd": _engram_gate(2, 5),
+        "released": _engram_gate(4, 5120),
+    },
+    "engram_add": {
+        "tiny": _engram_add(4, 32),
+        "two_odd": _engram_add(2, 5),
+        "released": _engram_add(4, 5120),
+    },
+    "logits": {
+        "tiny": _linear(32, 17),
+        "odd": _linear(5, 3),
+        "released": _linear(1280, 1024),
+    },
+}
+
+
+def row_counts(variant: str) -> tuple[int, ...]:
+    """Row counts to run a variant with."""
+    return RELEASED_ROWS if "released" in variant else ROWS
+
+
+def build(op: str, variant: str, rows: int, dtype: torch.dtype) -> Case:
+    """The case of an operator; equal arguments give equal numbers in every process."""
+    seed = zlib.crc32(f"{op}/{variant}/{rows}".encode())
+    return CASES[op][variant](Inputs(seed, dtype), rows)

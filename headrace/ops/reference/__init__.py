@@ -1,0 +1,1 @@
+"""Pure PyTorch implementations of every operator: the specification, clear rather than fast."""

@@ -1,0 +1,72 @@
+"""Reference compressor pooling and indexer: scores, candidate blocks, top-k selection.
+
+Scores of places that a row may not see are -inf; equal scores are won by the lowest position.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Upper bound of rows * heads * keys scored at once.
+_SCORE_TILE = 1 << 24
+
+
+def pool_groups(kv: Tensor, score: Tensor) -> Tensor:
+    """Softmax over the tokens of a group per channel: kv, score fp32 [G, r, c] -> [G, c].
+
+    A score of -inf leaves its token out.
+    """
+    return (torch.softmax(score, dim=1) * kv).sum(1)
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """sum_h weights[h] * relu(q[h] . k) -> [b, n, N].
+
+    q [b, n, h, d], weights [b, n, h], keys [b, N, d].
+
+    Every step rounds to q's dtype, as the released path does in bf16.
+    """
+    b, n, h, _ = q.shape
+    total = keys.shape[1]
+    out = torch.empty((b, n, total), dtype=q.dtype, device=q.device)
+    step = max(1, _SCORE_TILE // max(1, b * h * total))
+    transposed = keys.transpose(-1, -2).unsqueeze(1)
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        dots = torch.relu(q[:, rows] @ transposed)
+        out[:, rows] = (dots * weights[:, rows].unsqueeze(-1)).sum(2)
+    return out
+
+
+def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Tensor:
+    """Which places the second level may select: bool [T, N].
+
+    scores [T, N] (-inf invisible), visible int64 [T] (how many places row t sees). A block's score
+    is its maximum, the block with the newest visible place is forced in, and the best `keep` blocks
+    with any visible place stay.
+    """
+    rows, n = scores.shape
+    blocks = -(-n // block)
+    padded = torch.nn.functional.pad(scores, (0, blocks * block - n), value=-torch.inf)
+    best = padded.unflatten(-1, (blocks, block)).amax(-1)
+    newest = ((visible - 1) // block).clamp_min(0).unsqueeze(-1)
+    best = best.scatter(-1, newest, torch.inf)
+    order = torch.sort(best, dim=-1, descending=True, stable=True)[1][:, :keep]
+    kept = torch.zeros((rows, blocks), dtype=torch.bool, device=scores.device)
+    kept.scatter_(-1, order, True)
+    kept &= (best > -torch.inf) & (visible > 0).unsqueeze(-1)
+    return kept.repeat_interleave(block, dim=-1)[:, :n]
+
+
+def select_top_k(scores: Tensor, top_k: int) -> Tensor:
+    """Positions of the best min(top_k, N) scores per row, ascending, -1 at the end: int64 [T, k].
+
+    scores [T, N]; -inf is never selected.
+    """
+    k = min(top_k, scores.shape[-1])
+    values, places = torch.sort(scores, dim=-1, descending=True, stable=True)
+    none = torch.iinfo(torch.int64).max
+    chosen = torch.where(values[:, :k] > -torch.inf, places[:, :k], none)
+    chosen = chosen.sort(dim=-1)[0]
+    return torch.where(chosen == none, -1, chosen)

@@ -1,0 +1,114 @@
+"""From the released config.json to bytes: ModelSpec and kv/layout give the published sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.kv.layout import BlockLayout, SlotLayout
+from headrace.model.spec import ModelSpec
+
+TEXT = {
+    "model_type": "deepseek_v41_text",
+    "vocab_size": 129280,
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1280,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "hidden_act": "silu",
+    "swiglu_limit": 10.0,
+    "rms_norm_eps": 1e-20,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 1048576,
+    "rope_theta": 10000,
+    "compress_rope_theta": 160000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 65536,
+    },
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 2304,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "sliding_window": 128,
+    "compress_ratios": [0] * 2 + [2] * 18 + [1] * 20 + [0] * 3,
+    "kv_source_layer_ids": [2, 8, 14, 20],
+    "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "candidate_source_layer_id": 20,
+    "candidate_topk_blocks": 2048,
+    "candidate_block_size": 8,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "engram_layer_ids": [1, 14],
+    "engram_num_embeddings": [384006168, 384016682],
+    "engram_max_ngram_size": 4,
+    "engram_vocab_size": 16000000,
+    "engram_n_heads": 8,
+    "engram_head_dim": 256,
+    "engram_pad_token_id": 2,
+    "engram_compressed_vocab_size": 99092,
+    "num_nextn_predict_layers": 3,
+    "dspark_block_size": 5,
+    "dspark_noise_token_id": 128799,
+    "dspark_target_layer_ids": [37, 38, 39],
+    "dspark_markov_rank": 256,
+    "dspark_n_routed_experts": 128,
+    "dspark_num_experts_per_tok": 3,
+}
+CONFIG = {
+    "architectures": ["DeepseekV41ForCausalLM"],
+    "model_type": "deepseek_v41",
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "image_token_id": 129264,
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [32, 32],
+        "scale_fmt": "ue8m0",
+        "expert_dtype": "fp4",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fp4", "per_token", "used", "stride"),
+    [(True, 890, 113_920, 114_048), (False, 1490, 190_720, 194_304)],
+)
+def test_released_config_to_bytes(fp4, per_token, used, stride):
+    text = TEXT if fp4 else TEXT | {"use_fp4_sparse_kv": False}
+    groups = ModelSpec.from_config(CONFIG | {"text_config": text}).kv_groups(kv_quant=True)
+    block = BlockLayout.build(groups)
+    assert (block.bytes_per_token, block.used_bytes, block.stride_bytes) == (
+        per_token,
+        used,
+        stride,
+    )
+    slot = SlotLayout.build(groups)
+    assert slot.persist_bytes == 1_415_040
+    assert slot.used_bytes == 3_128_352
+    assert slot.stride_bytes == 3_128_928
+
+
+def test_released_config_in_plain_rows():
+    groups = ModelSpec.from_config(CONFIG | {"text_config": TEXT}).kv_groups(kv_quant=False)
+    assert BlockLayout.build(groups, number_bytes=2).bytes_per_token == 3200
