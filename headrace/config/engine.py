@@ -1,0 +1,104 @@
+"""Settings of one engine: a frozen value, validated once, where it is built.
+
+Contract: an `EngineConfig` that exists is consistent in itself; what depends on the checkpoint
+(does the context fit the model and the memory?) is checked by `engine/capacity.py`. Every
+`ConfigError` names the dotted field and the allowed values. Built by `config/load.py`, by the
+command line and by users of `LLM`; imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+
+ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; None means "derived from the checkpoint and the machine".
+
+    dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`.
+    max_model_len: tokens of prompt and answer together; None: the model's limit, capped by memory.
+    max_num_seqs: requests computed at once. max_num_batched_tokens: rows of one step, all requests
+    together. kv_memory_bytes (blocks and slots) / num_blocks: size of the KV cache, at most one is
+    given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
+    ones are refused. seed: gives requests without a seed theirs; None draws one at start-up.
+    threads: CPU threads of the operators. served_model_name: None: the checkpoint's folder name.
+    """
+
+    dtype: str = "float32"
+    kv_quant: bool = True
+    act_quant: bool = False
+    batch_invariant: bool = False
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    kv_memory_bytes: int | None = None
+    num_blocks: int | None = None
+    max_waiting: int = 1024
+    seed: int | None = None
+    threads: int | None = None
+    served_model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ALLOWED_DTYPES:
+            raise ConfigError(
+                f"engine.dtype {self.dtype!r} is unknown, allowed: {', '.join(ALLOWED_DTYPES)}.",
+                param="engine.dtype",
+            )
+        for name in ("kv_quant", "act_quant", "batch_invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
+                    param=f"engine.{name}",
+                )
+        self._check_integer("max_num_seqs", 1, 4096)
+        self._check_integer("max_num_batched_tokens", 1, 2**20)
+        self._check_integer("max_waiting", 1, 2**20)
+        self._check_integer("max_model_len", 2, 2**24, optional=True)
+        self._check_integer("kv_memory_bytes", 1, 2**50, optional=True)
+        self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
+        self._check_integer("seed", 0, MAX_SEED, optional=True)
+        self._check_integer("threads", 1, 1024, optional=True)
+        self._check_together()
+
+    def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        field = f"engine.{name}"
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(
+                f"{field} must be an integer in [{low}, {high}], got {value!r}.", param=field
+            )
+
+    def _check_together(self) -> None:
+        # A decoding request needs one row in every step: with fewer rows than requests some
+        # would never advance.
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"engine.max_num_seqs ({self.max_num_seqs}).",
+                param="engine.max_num_batched_tokens",
+            )
+        if self.kv_memory_bytes is not None and self.num_blocks is not None:
+            raise ConfigError(
+                "engine.num_blocks and engine.kv_memory_bytes exclude each other: give one.",
+                param="engine.num_blocks",
+            )
+        if self.batch_invariant and self.threads not in (None, 1):
+            # How a reduction is split over threads changes its last bits.
+            raise ConfigError(
+                f"engine.threads must be 1 or unset with engine.batch_invariant, "
+                f"got {self.threads}.",
+                param="engine.threads",
+            )
+        name = self.served_model_name
+        if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > 256):
+            raise ConfigError(
+                f"engine.served_model_name must be 1 to 256 characters, got {name!r}.",
+                param="engine.served_model_name",
+            )

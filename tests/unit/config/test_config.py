@@ -1,0 +1,111 @@
+"""EngineConfig validation, and merging of file, environment and command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import EngineConfig, build_section, check_sections, read_settings
+from headrace.config.load import CONFIG_PATH_VARIABLE, ENVIRONMENT, MAX_CONFIG_BYTES
+from headrace.config.server import ServerConfig
+from headrace.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ({"dtype": "float16"}, "dtype", "float64, float32, bfloat16"),
+        ({"kv_quant": 1}, "kv_quant", "true or false"),
+        ({"max_num_seqs": 0}, "max_num_seqs", r"in \[1, 4096\], got 0"),
+        ({"max_num_seqs": True}, "max_num_seqs", "got True"),
+        ({"max_num_batched_tokens": 31}, "max_num_batched_tokens", r"at least .*\(32\)"),
+        ({"max_model_len": 1}, "max_model_len", r"\[2, 16777216\]"),
+        ({"num_blocks": 1}, "num_blocks", r"\[2, "),
+        ({"num_blocks": 9, "kv_memory_bytes": 9}, "num_blocks", "exclude each other"),
+        ({"max_waiting": "many"}, "max_waiting", "got 'many'"),
+        ({"seed": 2**64}, "seed", "got 18446744073709551616"),
+        ({"threads": 0}, "threads", "got 0"),
+        ({"threads": 2, "batch_invariant": True}, "threads", "must be 1 or unset"),
+        ({"served_model_name": " "}, "served_model_name", "1 to 256 characters"),
+    ],
+)
+def test_bad_values(values: dict[str, object], field: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        EngineConfig(**values)
+    assert caught.value.param == f"engine.{field}" and field in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_priority_of_sources(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text('[engine]\nseed = 3\nmax_waiting = 7\n[server]\napi_keys = ["file"]\n')
+    environ = {"HEADRACE_API_KEYS": "first-key, second-key,", "HEADRACE_OTHER": "ignored"}
+    overrides = {"engine.seed": 4, "engine.threads": None, "engine.dtype": "float64"}
+    settings = read_settings(path, overrides=overrides, environ=environ)
+    assert settings == {
+        "engine": {"seed": 4, "max_waiting": 7, "dtype": "float64"},
+        "server": {"api_keys": ["first-key", "second-key"]},
+    }
+    assert build_section(EngineConfig, "engine", settings) == EngineConfig(
+        seed=4, max_waiting=7, dtype="float64"
+    )
+    assert build_section(ServerConfig, "server", settings).api_keys == ("first-key", "second-key")
+
+
+def test_path_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text("[engine]\nseed = 3\n")
+    monkeypatch.setenv(CONFIG_PATH_VARIABLE, str(path))
+    assert read_settings()["engine"] == {"seed": 3}
+    monkeypatch.delenv(CONFIG_PATH_VARIABLE)
+    assert read_settings() == {}
+
+
+def test_defaults_without_sources() -> None:
+    assert build_section(EngineConfig, "engine", read_settings(environ={})) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "message"),
+    [
+        ("[engine]\nmax_num_seq = 3", "engine.max_num_seq", "Did you mean max_num_seqs?"),
+        ("[engine]\ncolour = 3", "engine.colour", "Known: dtype, "),
+        ("[engine]\nseed = '3'", "engine.seed", "engine.seed: Expected `int | null`, got `str`"),
+        ("[engine]\nseed = 3.0", "engine.seed", "got `float`"),
+        ("[engine]\nmax_num_seqs = 0", "engine.max_num_seqs", "got 0"),
+        ("seed = 3", "seed", "outside a section"),
+        ("[engin]\nseed = 3", "engin", "Did you mean engine?"),
+        ("[engine\nseed = 3", None, "is not valid TOML: "),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, param: str | None, message: str) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        settings = read_settings(path, environ={})
+        check_sections(settings, ["engine", "server"])
+        build_section(EngineConfig, "engine", settings)
+    assert caught.value.param == param and message in caught.value.message
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*missing\.toml: No such file"):
+        read_settings(tmp_path / "missing.toml")
+    path = tmp_path / "headrace.toml"
+    path.write_bytes(b"[engine]\n\xff = 1")
+    with pytest.raises(ConfigError, match=r"not UTF-8 \(byte 9\)"):
+        read_settings(path)
+    path.write_bytes(b"#" * (MAX_CONFIG_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        read_settings(path)
+
+
+def test_overrides_need_a_section() -> None:
+    with pytest.raises(ConfigError, match="no dotted setting"):
+        read_settings(overrides={"seed": 1}, environ={})
+
+
+def test_every_variable_is_documented() -> None:
+    assert {v.name for v in ENVIRONMENT} == {CONFIG_PATH_VARIABLE, "HEADRACE_API_KEYS"}
+    assert all(v.name.startswith("HEADRACE_") and v.meaning for v in ENVIRONMENT)
