@@ -1,0 +1,117 @@
+"""Start-up check that a tokenizer and a checkpoint's config fit the prompt format.
+
+Contract: `bind` returns the spellings to use, or raises one CheckpointError that lists everything
+that is missing, before any weight is loaded. Nothing here (nor anywhere else in the codec) knows a
+control token by number: spellings come from `SpecialTokens`, ids from config.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import CheckpointError, ModelConfigError
+from headrace.recipe.constants import CHECKPOINT_IMAGE_SPELLING, SpecialTokens
+from headrace.recipe.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTokenIds:
+    """The ids that config.json names; `image` and `noise` are None where the model has none."""
+
+    eos: int
+    image: int | None
+    noise: int | None
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> ConfigTokenIds:
+        """Read them from config.json (nested or flat); errors name the file and field."""
+        path = directory / "config.json"
+        try:
+            config = msgspec.json.decode(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ModelConfigError(f"{path}: not valid JSON: {error}.") from error
+        if not isinstance(config, dict):
+            raise ModelConfigError(f"{path}: must hold a JSON object.")
+        text_config = config.get("text_config", config)
+        if not isinstance(text_config, dict):
+            raise ModelConfigError(f"{path}: text_config must be an object.", param="text_config")
+        eos = _token_id(path, text_config, "eos_token_id")
+        if eos is None:
+            eos = _token_id(path, config, "eos_token_id")
+        if eos is None:
+            raise ModelConfigError(f"{path}: eos_token_id is missing.", param="eos_token_id")
+        return cls(
+            eos=eos,
+            image=_token_id(path, config, "image_token_id"),
+            noise=_token_id(path, text_config, "dspark_noise_token_id"),
+        )
+
+
+def _token_id(path: Path, config: dict[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelConfigError(f"{path}: {name} must be a token id, got {value!r}.", param=name)
+    return value
+
+
+def bind(
+    tokenizer: Tokenizer, ids: ConfigTokenIds, special: SpecialTokens | None = None
+) -> SpecialTokens:
+    """Spellings that fit this checkpoint, or CheckpointError listing all that does not fit.
+
+    Without `special` the defaults are taken, with the checkpoint's image spelling where the
+    tokenizer has it. Grounding spellings that the tokenizer lacks stay plain text.
+    """
+    if special is None:
+        special = SpecialTokens()
+        if CHECKPOINT_IMAGE_SPELLING in tokenizer.added:
+            special = replace(special, image=CHECKPOINT_IMAGE_SPELLING)
+    problems = [
+        f'the {name} token "{spelling}" is not in the added vocabulary'
+        for name, spelling in (
+            ("bos", special.bos),
+            ("eos", special.eos),
+            ("thinking start", special.thinking_start),
+            ("thinking end", special.thinking_end),
+            ("system", special.system),
+            ("user", special.user),
+            ("assistant", special.assistant),
+        )
+        if spelling not in tokenizer.added
+    ]
+    problems += _id_problems(tokenizer, ids, special)
+    if problems:
+        raise CheckpointError(
+            f"{tokenizer.source} does not fit the V4.1 prompt format: {'; '.join(problems)}."
+        )
+    known = tuple(spelling for spelling in special.grounding if spelling in tokenizer.added)
+    return replace(special, grounding=known)
+
+
+def _id_problems(tokenizer: Tokenizer, ids: ConfigTokenIds, special: SpecialTokens) -> list[str]:
+    problems: list[str] = []
+    eos = tokenizer.added.get(special.eos)
+    if eos is not None and eos != ids.eos:
+        problems.append(f'"{special.eos}" has id {eos}, config.json says eos_token_id {ids.eos}')
+    if ids.noise is not None and not tokenizer.has_id(ids.noise):
+        problems.append(f"dspark_noise_token_id {ids.noise} of config.json is not a token")
+    if ids.image is not None:
+        image = tokenizer.added.get(special.image)
+        if image is None:
+            problems.append(
+                f'the image token "{special.image}" is not in the added vocabulary '
+                f"(config.json: image_token_id {ids.image})"
+            )
+        elif image != ids.image:
+            problems.append(
+                f'"{special.image}" has id {image}, config.json says image_token_id {ids.image}'
+            )
+    return problems

@@ -1,0 +1,43 @@
+"""A tokenizer bound to a checkpoint: conversation -> ids, and a parser for the answer.
+
+Contract: made once per checkpoint by `ChatCodec.from_directory` (or from parts in tests), immutable
+and thread-safe afterwards. Used by `serve`, `generate` and `LLM`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.recipe.binding import ConfigTokenIds, bind
+from headrace.recipe.constants import SpecialTokens
+from headrace.recipe.conversation import Conversation
+from headrace.recipe.parser import OutputParser
+from headrace.recipe.render.v41 import render
+from headrace.recipe.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCodec:
+    """The V4.1 prompt format with the tokenizer of one checkpoint."""
+
+    tokenizer: Tokenizer
+    special: SpecialTokens
+
+    @classmethod
+    def from_directory(cls, directory: Path, special: SpecialTokens | None = None) -> ChatCodec:
+        """Load tokenizer.json and check it against config.json.
+
+        Raises CheckpointError or ModelConfigError that names what is missing.
+        """
+        tokenizer = Tokenizer.from_directory(directory)
+        ids = ConfigTokenIds.from_directory(directory)
+        return cls(tokenizer, bind(tokenizer, ids, special))
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        """Prompt ids. Raises InvalidRequest for text or roles that this tokenizer cannot encode."""
+        return self.tokenizer.encode_prompt(render(conversation, self.special))
+
+    def parser(self, conversation: Conversation) -> OutputParser:
+        """A fresh parser for the answer to `conversation`."""
+        return OutputParser(self.tokenizer, conversation.output_stage, self.special.thinking_end)

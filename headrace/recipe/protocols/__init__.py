@@ -1,0 +1,1 @@
+"""Requests of the public protocols -> conversation, one module per protocol."""

@@ -1,0 +1,1 @@
+"""Conversation -> prompt, one module per model version."""

@@ -1,0 +1,177 @@
+"""Text <-> ids with the tokenizer.json of a checkpoint (byte-level BPE).
+
+Contract: control tokens are found by spelling in the ADDED vocabulary and come only from special
+segments of a rendered prompt; plain text is encoded without the added vocabulary, so no text can
+smuggle one in. Thread-safe after construction. Used by `serve`, `LLM` and the command line through
+`core.protocols.Tokenizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from headrace.errors import CheckpointError, InvalidRequest
+from headrace.recipe.detokenizer import IncrementalDetokenizer
+from headrace.recipe.render.prompt import RenderedPrompt
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """Byte-level BPE of one checkpoint.
+
+    added: spelling -> id of the added vocabulary. vocab_size: highest known id + 1.
+    """
+
+    def __init__(self, tokenizer_json: bytes, *, source: str = TOKENIZER_FILE) -> None:
+        """Raises CheckpointError when the file is not a byte-level tokenizer.json."""
+        self.source = source
+        content = _parse(tokenizer_json, source)
+        # Loading comes first: it refuses every malformed vocabulary.
+        self._plain = _plain_encoder(content, source)
+        added = _added_tokens(content, source)
+        self.added: dict[str, int] = {spelling: token_id for token_id, spelling, _ in added}
+        self._added_ids = frozenset(self.added.values())
+        self._hidden_ids = frozenset(token_id for token_id, _, hidden in added if hidden)
+        self._bytes_by_id = _bytes_by_id(content, source)
+        for token_id, spelling, _ in added:
+            self._bytes_by_id[token_id] = spelling.encode()
+        self.vocab_size = max(self._bytes_by_id, default=-1) + 1
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Tokenizer of a checkpoint directory; CheckpointError names a missing or broken file."""
+        path = directory / TOKENIZER_FILE
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+        return cls(data, source=str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; spellings of control tokens stay ordinary text."""
+        try:
+            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _no_utf8() from error
+        return ids
+
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        """Ids of a rendered prompt. Regions between control tokens do not see each other.
+
+        Raises InvalidRequest when a control token of the prompt is not in the added vocabulary.
+        """
+        texts = [segment.text for segment in prompt.segments if not segment.special]
+        try:
+            encodings = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _no_utf8() from error
+        regions = iter(encodings)
+        ids: list[int] = []
+        for segment in prompt.segments:
+            if segment.special:
+                token_id = self.added.get(segment.text)
+                if token_id is None:
+                    raise InvalidRequest(
+                        f'The prompt needs the special token "{segment.text}", which is not in '
+                        "the added vocabulary of this model's tokenizer."
+                    )
+                ids.append(token_id)
+            else:
+                ids.extend(next(regions).ids)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids; tokens flagged special are left out by default, unknown ids are empty."""
+        detokenizer = self.detokenizer(skip_special=skip_special)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def detokenizer(self, *, skip_special: bool = True) -> IncrementalDetokenizer:
+        """A fresh incremental detokenizer."""
+        return IncrementalDetokenizer(
+            self._visible_bytes if skip_special else self._bytes_by_id.get, self.is_added
+        )
+
+    def has_id(self, token_id: int) -> bool:
+        """Whether the id is a token."""
+        return token_id in self._bytes_by_id
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the id belongs to the added vocabulary."""
+        return token_id in self._added_ids
+
+    def _visible_bytes(self, token_id: int) -> bytes | None:
+        return None if token_id in self._hidden_ids else self._bytes_by_id.get(token_id)
+
+
+def _no_utf8() -> InvalidRequest:
+    # The library says TypeError: of all str values, only those with lone surrogates fail.
+    return InvalidRequest("Text contains a lone surrogate, which is not a character.")
+
+
+def _parse(data: bytes, source: str) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CheckpointError(f"{source}: not valid JSON: {error}.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(f'{source}: has no "model" object; not a tokenizer.json.')
+    decoder = content.get("decoder")
+    kind = decoder.get("type") if isinstance(decoder, dict) else None
+    if kind != "ByteLevel":
+        raise CheckpointError(
+            f"{source}: decoder is {kind!r}; only byte-level tokenizers (ByteLevel) are supported."
+        )
+    return content
+
+
+def _added_tokens(content: dict[str, Any], source: str) -> list[tuple[int, str, bool]]:
+    """(id, spelling, whether it is left out of text) of every added token."""
+    entries = content.get("added_tokens") or []
+    try:
+        return [
+            (int(entry["id"]), str(entry["content"]), bool(entry["special"])) for entry in entries
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{source}: an entry of added_tokens is malformed.") from error
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The GPT-2 table: printable bytes stand for themselves, the others for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if chr(byte) not in table)
+    table.update({chr(0x100 + number): byte for number, byte in enumerate(others)})
+    return table
+
+
+def _bytes_by_id(content: dict[str, Any], source: str) -> dict[int, bytes]:
+    vocabulary = content["model"].get("vocab")
+    if not isinstance(vocabulary, dict) or not vocabulary:
+        raise CheckpointError(f'{source}: has no "model.vocab".')
+    # str.translate + latin-1 is far faster than a look-up per character: 128k tokens in 0.1 s.
+    table = {ord(character): byte for character, byte in _byte_of_character().items()}
+    result: dict[int, bytes] = {}
+    for token, token_id in vocabulary.items():
+        try:
+            result[token_id] = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            # Not byte-level text: BOS, EOS and padding stand in the BPE vocabulary by spelling.
+            result[token_id] = token.encode()
+    return result
+
+
+def _plain_encoder(content: dict[str, Any], source: str) -> tokenizers.Tokenizer:
+    """The same tokenizer without added vocabulary, truncation, padding and post-processing."""
+    bare = {**content, "added_tokens": []}
+    for key in ("truncation", "padding", "post_processor"):
+        bare[key] = None
+    try:
+        return tokenizers.Tokenizer.from_str(msgspec.json.encode(bare).decode())
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise CheckpointError(f"{source}: cannot be loaded as a tokenizer: {error}.") from error

@@ -1,0 +1,58 @@
+"""Server-sent events over ASGI, with back-pressure.
+
+Contract: nothing is buffered here: every write waits until the transport took it, so a slow client
+slows its own request and no memory grows. A client that takes nothing for `send_timeout_s` counts
+as gone (Cancelled). Used by the chat route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.types import Message, Send
+
+from headrace.errors import Cancelled
+
+KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Reverse proxies must not collect events before they pass them on.
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class EventStream:
+    """One response; `started` says whether the status has been sent."""
+
+    def __init__(self, send: Send, send_timeout_s: float) -> None:
+        self._send = send
+        self._send_timeout_s = send_timeout_s
+        self.started = False
+
+    async def start(self) -> None:
+        """Send status 200 and the headers."""
+        self.started = True
+        await self._write({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+
+    async def events(self, data: Iterable[bytes]) -> None:
+        """Send JSON documents as events, all in one write."""
+        body = b"".join(b"data: " + item + b"\n\n" for item in data)
+        if body:
+            await self._write({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def keep_alive(self) -> None:
+        """Send a comment: clients skip it, proxies see life."""
+        await self._write({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+
+    async def end(self) -> None:
+        """End the response."""
+        await self._write({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise Cancelled(f"The client took nothing for {self._send_timeout_s:g} s.") from None
