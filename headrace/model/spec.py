@@ -205,6 +205,24 @@ class ModelSpec:
         """Channels of a compressor's kv (and score) rows: two halves where groups overlap."""
         return 2 * dim if self.overlaps(ratio) else dim
 
+    def truncation_refusal(self) -> str | None:
+        """Why the decoder prefill cannot be truncated for this model; None where it can.
+
+        Consumers may need nothing of dropped rows but the boundary layer's entries and index keys.
+        """
+        border = self.n_prefill_layer
+        if border == self.num_layers:
+            return "no layer of ratio 1 parts producers from consumers"
+        if not (self.layers[border].compresses and self.layers[border].indexes):
+            return f"layer {border}, the first of ratio 1, is no KV and index source itself"
+        if any(x.compresses or x.engram for x in self.layers[border + 1 :]):
+            return f"a layer after {border} has entries or an Engram table of its own"
+        if self.layers[border].engram:
+            return f"layer {border} has an Engram table"
+        if self.draft is not None and len({target < border for target in self.draft.targets}) > 1:
+            return f"the draft's target layers lie on both sides of layer {border}"
+        return None
+
     # --- replay and truncation (formulas of the window) ------------------------------------------
 
     def replay_layers(self, truncate: bool) -> int:

@@ -116,14 +116,19 @@ class Attention:
         spec: ModelSpec,
         numerics: Numerics,
         ops: OpTable,
+        *,
+        stored: bool = False,
     ) -> tuple[Tensor, Selection | None]:
-        """x [T, D] -> (output [T, D], the selection that following layers reuse)."""
+        """x [T, D] -> (output [T, D], the selection that following layers reuse).
+
+        stored: `store_entries` has run already, with more rows than these.
+        """
         ratio = self.layer.ratio
         rotation = step.compressed if ratio else step.plain
         qr, q = self.projections.query(x, rotation, spec, ops)
         window = self._window(x, rotation, step, caches.window, spec, ops)
-        if self.compressor is not None:
-            self._compress(x, step, caches, spec, ops)
+        if not stored:
+            self.store_entries(x, step, caches, spec, ops)
         if ratio:
             selection = self._select(x, qr, step, caches, selection, spec, numerics, ops)
         none = torch.empty((x.shape[0], 0), dtype=torch.int64)
@@ -161,10 +166,10 @@ class Attention:
         ops.write_records(view, history.write_slots, history.write_minor, kv[kept])
         return torch.cat((before.flatten(0, 1), rounded))
 
-    def _compress(
+    def store_entries(
         self, x: Tensor, step: Step, caches: LayerCaches, spec: ModelSpec, ops: OpTable
     ) -> None:
-        """Store the entries and index keys that this step completes."""
+        """Store the entries and index keys that this step completes; nothing in other layers."""
         if self.compressor is None or caches.entries is None:
             return
         done = self.compressor.completed(step)

@@ -71,7 +71,7 @@ class Compressor:
             score = score + self.ape[step.batch.positions % self.ratio]
         rows = torch.cat((ops.linear(wx, self.wkv), score), dim=-1)
         reach = self.ratio * (2 if self.overlap else 1) - 1
-        history = step.history(reach, state.data.shape[1])
+        history = step.history(reach, state.data.shape[1], replayed=False)
         before = ops.read_records(state, history.slots, history.minor, rows.dtype)
         kept = history.write_rows
         ops.write_records(state, history.write_slots, history.write_minor, rows[kept])

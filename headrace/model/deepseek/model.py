@@ -8,7 +8,7 @@ rows that want them. What differs between the generations are flags of the `Mode
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,6 +75,23 @@ class Layer:
         )
 
 
+@dataclass(slots=True)
+class _Rows:
+    """The rows on their way through the layers: the batch they are, and their state.
+
+    streams [T, hc, D], pre [T, hc] for the next sublayer, compressed n-grams int64 [T, G],
+    features: of the draft's target layers so far.
+    """
+
+    batch: Batch
+    step: Step
+    streams: Tensor
+    pre: Tensor
+    compressed: Tensor | None
+    selection: Selection | None = None
+    features: list[Tensor] = field(default_factory=list)
+
+
 class Model:
     """A loaded checkpoint bound to an operator table. Stateless between steps: all state is in the
     `KVCache` rows and in the token history that the `Batch` carries."""
@@ -94,6 +111,8 @@ class Model:
         self.ops = ops
         self.max_ngram = spec.engram.max_ngram if spec.engram is not None else 1
         self.row_tile = ROW_TILE if numerics.batch_invariant else 1
+        # Test oracle of the truncation: consumers compute all rows with the narrowed windows.
+        self.truncate_by_mask = False
         self._embed = p.stored("embed.weight")
         self._head = p.wide("head.weight")
         self._norm = p.wide("norm.weight")
@@ -149,105 +168,121 @@ class Model:
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache, observe: Observer | None = None) -> Tensor:
         """Logits [S, V] of the rows that want them, fp32 (fp64 in the fp64 mode)."""
-        step = Step(self.spec, batch, self.numerics.accumulate_dtype, self.row_tile)
-        streams, pre, features = self._backbone(batch, step, cache, observe or _ignore)
-        if self._draft is not None and features:
-            feature = torch.cat(features, dim=-1)
+        end = self._backbone(batch, cache, observe or _ignore)
+        if self._draft is not None and end.features:
+            feature = torch.cat(end.features, dim=-1)
             if observe is not None:
                 observe("draft_features", 0, feature)
-            self._draft.context(feature, step, self._draft_windows(cache), self.ops)
-        rows = batch.logit_rows
+            self._draft.context(feature, end.step, self._draft_windows(cache), self.ops)
+        rows = end.batch.logit_rows
+        streams, pre = end.streams[rows], end.pre[rows]
         if self._hc_head is not None:
             head = self._hc_head
             pre = self.ops.hc_head(
                 streams, head.fn, head.base, head.scale, self.spec.rms_eps, self.spec.hc_eps
             )
-        hidden = self.ops.hc_collapse(streams[rows], pre[rows])
+        hidden = self.ops.hc_collapse(streams, pre)
         if observe is not None:
             observe("hidden", self.spec.num_layers, hidden)
-        return self.ops.logits(self.ops.rms_norm(hidden, self._norm, self.spec.rms_eps), self._head)
+        normed = self.ops.rms_norm(hidden, self._norm, self.spec.rms_eps)
+        return self.ops.logits(normed, self._head)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, D] in the compute dtype."""
         return self._embed[token_ids].to(self.numerics.torch_dtype)
 
-    def _backbone(
-        self, batch: Batch, step: Step, cache: KVCache, observe: Observer
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(streams [T, hc, D], last pre [T, hc], draft features) after all layers."""
-        spec = self.spec
-        caches = self._layer_caches(cache)
-        streams = self.embed(batch.token_ids).unsqueeze(1).repeat(1, spec.hc_mult, 1)
+    def _backbone(self, batch: Batch, cache: KVCache, observe: Observer) -> _Rows:
+        """All layers. The consumer layers run on the kept rows only (decoder truncation)."""
+        streams = self.embed(batch.token_ids).unsqueeze(1).repeat(1, self.spec.hc_mult, 1)
         pre = torch.zeros(streams.shape[:2], dtype=self.numerics.accumulate_dtype)
         pre[:, 0] = 1.0
-        features: list[Tensor] = []
-        selection: Selection | None = None
-        compressed = self._compressed_ngrams(batch)
-        for layer, layer_caches in zip(self._layers, caches, strict=True):
-            if layer.engram is not None and compressed is not None:
-                streams = self._add_engram(layer, streams, compressed, observe)
-            self._capture(features, layer.spec.index, streams, at_input=True)
-            streams, pre, selection = self._layer(
-                layer, streams, pre, batch, step, layer_caches, selection, observe
-            )
-            self._capture(features, layer.spec.index, streams, at_input=False)
-        return streams, pre, features
+        at = _Rows(batch, self._step(batch), streams, pre, self._compressed_ngrams(batch))
+        for layer, caches in zip(self._layers, self._layer_caches(cache), strict=True):
+            stored = False
+            if layer.spec.index == self.spec.n_prefill_layer and batch.keep_from.any():
+                stored = self._enter_consumers(layer, at, caches)
+                if at.batch.total_rows == 0:
+                    break  # nothing but prompt rows that the consumers never see
+            if layer.engram is not None:
+                self._add_engram(layer, at, observe)
+            self._capture(at, layer.spec.index, at_input=True)
+            self._layer(layer, at, caches, observe, stored)
+            self._capture(at, layer.spec.index, at_input=False)
+        return at
+
+    def _step(self, batch: Batch) -> Step:
+        return Step(self.spec, batch, self.numerics.accumulate_dtype, self.row_tile)
+
+    def _enter_consumers(self, layer: Layer, at: _Rows, caches: LayerCaches) -> bool:
+        """Narrow `at` to what the consumer layers see; whether the layer's entries are stored.
+
+        The boundary layer stores compressed entries and index keys of all rows first: they are
+        all that consumers need of the rows that are left out.
+        """
+        cut = None if self.truncate_by_mask else at.batch.kept(self.row_tile)
+        if cut is None:
+            lowest = at.batch.q_start - self.spec.window + 1
+            if (at.batch.keep_from > lowest).any():
+                at.batch = at.batch.consumer_view()
+                at.step = self._step(at.batch)
+            return False
+        spec, ops = self.spec, self.ops
+        a_pre, _, _ = layer.hc_attn.mix(at.streams, spec, ops)
+        x = ops.hc_collapse(at.streams, at.pre if spec.hc_shifted else a_pre)
+        x = ops.rms_norm(x, layer.attn_norm, spec.rms_eps)
+        layer.attention.store_entries(x, at.step, caches, spec, ops)
+        at.batch, rows = cut
+        at.streams, at.pre, at.selection = at.streams[rows], at.pre[rows], None
+        at.features = [feature[rows] for feature in at.features]
+        if at.batch.total_rows:
+            at.step = self._step(at.batch)
+            at.compressed = self._compressed_ngrams(at.batch)
+        return True
 
     def _layer(
-        self,
-        layer: Layer,
-        streams: Tensor,
-        pre: Tensor,
-        batch: Batch,
-        step: Step,
-        caches: LayerCaches,
-        selection: Selection | None,
-        observe: Observer,
-    ) -> tuple[Tensor, Tensor, Selection | None]:
-        """Attention and experts of one layer: (streams, pre for the next sublayer, selection)."""
+        self, layer: Layer, at: _Rows, caches: LayerCaches, observe: Observer, stored: bool
+    ) -> None:
+        """Attention and experts of one layer; moves `at` on."""
         spec, ops, number = self.spec, self.ops, layer.spec.index
-        shifted = spec.hc_shifted
-        a_pre, post, comb = layer.hc_attn.mix(streams, spec, ops)
-        x = ops.hc_collapse(streams, pre if shifted else a_pre)
+        a_pre, post, comb = layer.hc_attn.mix(at.streams, spec, ops)
+        x = ops.hc_collapse(at.streams, at.pre if spec.hc_shifted else a_pre)
         x = ops.rms_norm(x, layer.attn_norm, spec.rms_eps)
-        y, selection = layer.attention.forward(x, step, caches, selection, spec, self.numerics, ops)
+        y, at.selection = layer.attention.forward(
+            x, at.step, caches, at.selection, spec, self.numerics, ops, stored=stored
+        )
         observe("attn_out", number, y)
-        if layer.spec.indexes and selection is not None:
-            observe("top_k", number, selection.places)
-        streams = ops.hc_merge(y, streams, post, comb)
+        if layer.spec.indexes and at.selection is not None:
+            observe("top_k", number, at.selection.places)
+        streams = ops.hc_merge(y, at.streams, post, comb)
         f_pre, post, comb = layer.hc_ffn.mix(streams, spec, ops)
-        x = ops.hc_collapse(streams, a_pre if shifted else f_pre)
+        x = ops.hc_collapse(streams, a_pre if spec.hc_shifted else f_pre)
         x = ops.rms_norm(x, layer.ffn_norm, spec.rms_eps)
-        y = layer.moe.forward(x, batch.token_ids, spec, ops)
+        y = layer.moe.forward(x, at.batch.token_ids, spec, ops)
         observe("ffn_out", number, y)
-        streams = ops.hc_merge(y, streams, post, comb)
-        observe("stream_out", number, streams)
-        return streams, f_pre, selection
+        at.streams, at.pre = ops.hc_merge(y, streams, post, comb), f_pre
+        observe("stream_out", number, at.streams)
 
     def _compressed_ngrams(self, batch: Batch) -> Tensor | None:
         if self._token_map is None:
             return None
         return compress_ngrams(batch.ngrams, self._token_map, self._pad)
 
-    def _add_engram(
-        self, layer: Layer, streams: Tensor, compressed: Tensor, observe: Observer
-    ) -> Tensor:
-        if layer.engram is None:
-            return streams
-        rows = layer.engram.rows(compressed, self.ops)
+    def _add_engram(self, layer: Layer, at: _Rows, observe: Observer) -> None:
+        if layer.engram is None or at.compressed is None:
+            return
+        rows = layer.engram.rows(at.compressed, self.ops)
         observe("engram_rows", layer.spec.index, rows)
-        streams, gate = layer.engram.forward(streams, rows, self.spec, self.ops)
+        at.streams, gate = layer.engram.forward(at.streams, rows, self.spec, self.ops)
         observe("engram_gate", layer.spec.index, gate)
-        return streams
 
-    def _capture(self, out: list[Tensor], layer: int, streams: Tensor, *, at_input: bool) -> None:
+    def _capture(self, at: _Rows, layer: int, *, at_input: bool) -> None:
         """Append the draft's feature of a target layer: the mean over the copies [T, D]."""
         draft = self.spec.draft
         if self._draft is None or draft is None or draft.targets_attn_input != at_input:
             return
         if layer in draft.targets:
-            wide = streams.to(self.numerics.accumulate_dtype)
-            out.append(wide.mean(dim=1).to(streams.dtype))
+            wide = at.streams.to(self.numerics.accumulate_dtype)
+            at.features.append(wide.mean(dim=1).to(at.streams.dtype))
 
     # --- draft ---------------------------------------------------------------------------------
 

@@ -97,12 +97,13 @@ class Step:
         self.batch = batch
         self.dtype = dtype
         self.row_tile = row_tile
+        self._write_from = torch.from_numpy(batch.write_from)
         self._cu = np.concatenate(([0], np.cumsum(batch.q_len)))
         self.plain = self.rotation(batch.positions, 0)
         self.compressed = self.rotation(batch.positions, 1)
         self.window_index = self._window_index()
         self.spans = self._spans()
-        self._histories: dict[tuple[int, int], History] = {}
+        self._histories: dict[tuple[int, int, bool], History] = {}
         self._completed: dict[tuple[int, int], Completed] = {}
 
     def rotation(self, positions: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
@@ -115,18 +116,23 @@ class Step:
         """Entries each row sees, int64 [T]: groups whose last token is not after the row."""
         return (self.batch.positions + 1) // ratio
 
-    def history(self, reach: int, rows: int) -> History:
-        """Index of the `reach` positions before each chunk in rings of `rows` rows."""
-        key = (reach, rows)
+    def history(self, reach: int, rows: int, *, replayed: bool = True) -> History:
+        """Index of the `reach` positions before each chunk in rings of `rows` rows.
+
+        replayed: whether replayed rows are stored too (windows are, open compressor rows not).
+        """
+        key = (reach, rows, replayed)
         if key not in self._histories:
-            self._histories[key] = self._make_history(reach, rows)
+            self._histories[key] = self._make_history(reach, rows, replayed)
         return self._histories[key]
 
-    def _make_history(self, reach: int, rows: int) -> History:
+    def _make_history(self, reach: int, rows: int, replayed: bool) -> History:
         batch = self.batch
         before = torch.from_numpy(batch.q_start).unsqueeze(-1) - reach + torch.arange(reach)
         ends = torch.from_numpy(batch.q_start + batch.q_len)[batch.sequence]
         kept = torch.where(batch.positions >= ends - rows)[0]
+        if not replayed:
+            kept = kept[batch.positions[kept] >= self._write_from[batch.sequence[kept]]]
         return History(
             reach=reach,
             slots=batch.slots.unsqueeze(-1).expand(-1, reach),
@@ -179,7 +185,9 @@ class Step:
 
     def _make_completed(self, ratio: int, span: int) -> Completed:
         batch = self.batch
-        rows = torch.where((batch.positions + 1) % ratio == 0)[0]
+        # The cached entries of replayed rows stay as they are: other requests share them.
+        fresh = batch.positions >= self._write_from[batch.sequence]
+        rows = torch.where(((batch.positions + 1) % ratio == 0) & fresh)[0]
         padding = -len(rows) % self.row_tile
         positions = batch.positions[rows]
         sequence = batch.sequence[rows]
