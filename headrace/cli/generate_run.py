@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -67,7 +67,7 @@ class GenerateEngine(Protocol):
         """Tokens of prompt and answer together."""
         ...
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> object:
         """Take a request; raises a HeadraceError to refuse it."""
         ...
 
@@ -75,7 +75,7 @@ class GenerateEngine(Protocol):
         """End a request."""
         ...
 
-    def step(self) -> list[TokenChunk]:
+    def step(self) -> Iterable[TokenChunk]:
         """One engine step."""
         ...
 
@@ -212,7 +212,7 @@ def _answer_one(engine: GenerateEngine, prompt: PreparedPrompt, screen: Generate
     while finish is None:
         for chunk in engine.step():
             finish = chunk.finish
-            delta = prompt.parser.push(_shown(chunk))
+            delta = prompt.parser.push(chunk.text_tokens)
             screen.answer(delta)
             if finish is FinishReason.ERROR:
                 raise HeadraceError(chunk.error or "The request failed.")
@@ -330,7 +330,7 @@ class FileRun:
         if job is None:
             raise EngineLost(f"The engine answered {chunk.request_id!r}, which nobody asked.")
         job.token_ids += chunk.tokens
-        deltas = [job.prompt.parser.push(_shown(chunk))]
+        deltas = [job.prompt.parser.push(chunk.text_tokens)]
         if chunk.finish is not None:
             deltas.append(job.prompt.parser.flush())
         job.reasoning += [delta.reasoning for delta in deltas]
@@ -366,8 +366,3 @@ def _answer(job: _Job, finish: FinishReason) -> Answer:
         finish_reason=finish.value,
         usage=Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),
     )
-
-
-def _shown(chunk: TokenChunk) -> tuple[int, ...]:
-    """The tokens that are text: not the one that ended the answer."""
-    return chunk.tokens[:-1] if chunk.finish is FinishReason.STOP else chunk.tokens

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from headrace.config import EngineConfig, build_section, check_sections, read_settings
 from headrace.config.server import ServerConfig
-from headrace.engine.process import EngineClient
+from headrace.engine.process import EngineClient, SupervisionConfig
 from headrace.errors import CheckpointError
 from headrace.recipe.codec import ChatCodec
 from headrace.serve.log import RequestLogger, log_processors
@@ -27,6 +27,7 @@ from headrace.serve.run import run_server
 from headrace.serve.state import ModelCard, ServerState
 
 SECTIONS = ("engine", "server")
+SERVE_ENGINE_FACTORY = "headrace.cli.serve_engine:load_engine"
 
 
 async def serve(
@@ -71,7 +72,9 @@ async def _serve(
     codec: ChatCodec,
     note: dict[str, object],
 ) -> None:
-    engine = EngineClient(checkpoint, engine_config)
+    engine = EngineClient(
+        checkpoint, engine_config, SupervisionConfig(factory=SERVE_ENGINE_FACTORY)
+    )
     state = ServerState(server_config, engine, codec, RequestLogger(server_config.log_format))
     screen = StartUpScreen(checkpoint, bool(server_config.api_keys))
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
+REPLAY_MODES = ("bounded", "exact", "off")
+TRUNCATE_MODES = ("on", "off")
 MAX_SEED = 2**64 - 1
 
 
@@ -25,8 +27,15 @@ class EngineConfig:
     max_num_seqs: requests computed at once. max_num_batched_tokens: rows of one step, all requests
     together. kv_memory_bytes (blocks and slots) / num_blocks: size of the KV cache, at most one is
     given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
-    ones are refused. seed: gives requests without a seed theirs; None draws one at start-up.
-    threads: CPU threads of the operators. served_model_name: None: the checkpoint's folder name.
+    ones are refused. ageing_steps: steps that a request waits in the queue until nobody may pass
+    it. seed: gives requests without a seed theirs; None draws one at start-up. threads: CPU threads
+    of the operators. served_model_name: None: the checkpoint's folder name.
+
+    prefix_cache: whether blocks of earlier prompts are used again. replay: how windows are rebuilt
+    after such a hit: "bounded" (one window, an approximation), "exact" (as many rows as make the
+    result that of a cold run) or "off" (no hits until window records are stored). truncate: whether
+    the layers after the last KV source run on the last rows of a prompt only; None: where the model
+    allows it.
     """
 
     dtype: str = "float32"
@@ -39,17 +48,20 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     num_blocks: int | None = None
     max_waiting: int = 1024
+    ageing_steps: int = 256
     seed: int | None = None
     threads: int | None = None
     served_model_name: str | None = None
+    prefix_cache: bool = True
+    replay: str = "bounded"
+    truncate: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in ALLOWED_DTYPES:
-            raise ConfigError(
-                f"engine.dtype {self.dtype!r} is unknown, allowed: {', '.join(ALLOWED_DTYPES)}.",
-                param="engine.dtype",
-            )
-        for name in ("kv_quant", "act_quant", "batch_invariant"):
+        self._check_choice("dtype", ALLOWED_DTYPES)
+        self._check_choice("replay", REPLAY_MODES)
+        if self.truncate is not None:
+            self._check_choice("truncate", TRUNCATE_MODES)
+        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
@@ -58,12 +70,21 @@ class EngineConfig:
         self._check_integer("max_num_seqs", 1, 4096)
         self._check_integer("max_num_batched_tokens", 1, 2**20)
         self._check_integer("max_waiting", 1, 2**20)
+        self._check_integer("ageing_steps", 1, 2**31 - 1)
         self._check_integer("max_model_len", 2, 2**24, optional=True)
         self._check_integer("kv_memory_bytes", 1, 2**50, optional=True)
         self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
         self._check_together()
+
+    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise ConfigError(
+                f"engine.{name} {value!r} is unknown, allowed: {', '.join(allowed)}.",
+                param=f"engine.{name}",
+            )
 
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, name)

@@ -1,4 +1,9 @@
-"""What the engine says about a request: chunks while it runs, one `RequestOutput` at its end."""
+"""What the engine says about a request: chunks while it runs, one `RequestOutput` at its end.
+
+Contract for whoever makes chunks: per request and choice, `index` is gapless and exactly one chunk
+has `finish`; text, ids, log probabilities and usage of a choice end at the same token, whatever
+ended it (a stop string included: the token in which it completes is the last one).
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,41 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Why a choice ended."""
 
-    STOP = "stop"  # EOS or a stop token
+    STOP = "stop"  # EOS, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the context limit
     ABORT = "abort"  # the caller asked for it
     ERROR = "error"  # `TokenChunk.error` says what
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChunk:
-    """New tokens of one request from one engine step.
+class TokenLogprobs:
+    """Natural log probabilities at one token: its own, and those of the best ids.
 
-    `index` is the position of tokens[0] in the output, gapless over the chunks of a request.
-    The last chunk has `finish`; it may carry no tokens. EOS and stop tokens are included in
-    `tokens`: who turns ids into text leaves them out.
+    top_ids are ordered by (log probability descending, id ascending); a token that was dropped from
+    a processed distribution has -inf.
+    """
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """New tokens of one choice of one request from one engine step.
+
+    `index` is the position of tokens[0] in the output, gapless over the chunks of a choice. The
+    last chunk of a choice has `finish`; it may carry no tokens. EOS and stop tokens are included in
+    `tokens`: `text_tokens` leaves them out. `choice`: 0 .. n-1; a request has ended when all its
+    choices have (an abort or error gives each unfinished choice its last chunk).
+
+    stop: what ended the choice at finish STOP: a stop string, a stop token id, or None for EOS.
+    stop_cut: characters to take off the end of the text when `stop` is a string: the string itself
+    and what follows it in the same token. logprobs: one entry per token if the request asked for
+    them. prompt_logprobs: with the first chunk of choice 0, one entry per prompt token, None for
+    the first one.
     """
 
     request_id: str
@@ -30,11 +55,23 @@ class TokenChunk:
     finish: FinishReason | None = None
     error: str | None = None
     error_code: str | None = None  # code of errors.HeadraceError when finish is ERROR
+    choice: int = 0
+    stop: str | int | None = None
+    stop_cut: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def text_tokens(self) -> tuple[int, ...]:
+        """The tokens that are text: all but the EOS or stop token that ended the choice."""
+        if self.finish is FinishReason.STOP and not isinstance(self.stop, str):
+            return self.tokens[:-1]
+        return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The whole answer of one request."""
+    """The whole answer of one choice of a request; fields as in `TokenChunk`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -42,3 +79,7 @@ class RequestOutput:
     text: str
     finish: FinishReason
     error: str | None = None
+    choice: int = 0
+    stop: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

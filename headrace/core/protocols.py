@@ -17,6 +17,10 @@ class Detokenizer(Protocol):
         """What is left at the end (an incomplete character becomes U+FFFD)."""
         ...
 
+    def copy(self) -> Detokenizer:
+        """An independent detokenizer in the same state."""
+        ...
+
 
 class Tokenizer(Protocol):
     """Plain text <-> ids of a checkpoint. `encode` never yields control tokens."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-_GOLDEN = 0x9E3779B97F4A7C15
+KEY_INCREMENT = 0x9E3779B97F4A7C15
 # Another odd constant than for the key, so that key and counter never cancel.
-_COUNTER = 0xD1B54A32D192ED03
+COUNTER_FACTOR = 0xD1B54A32D192ED03
 _MASK = (1 << 64) - 1
 
 
@@ -33,11 +33,11 @@ def mix64(value: int) -> int:
 
 def uniform(seed: int, position: int, purpose: Purpose = Purpose.TARGET) -> float:
     """A number in [0, 1) with 53 bits. `position` counts from the first prompt token."""
-    key = mix64(seed + _GOLDEN)
+    key = mix64(seed + KEY_INCREMENT)
     counter = (position * len(Purpose) + int(purpose) + 1) & _MASK
-    return (mix64(key ^ mix64(counter * _COUNTER)) >> 11) * 2.0**-53
+    return (mix64(key ^ mix64(counter * COUNTER_FACTOR)) >> 11) * 2.0**-53
 
 
 def choice_seed(seed: int, choice: int) -> int:
     """Seed of choice number `choice` of a request with several choices; choice 0 keeps `seed`."""
-    return seed if choice == 0 else mix64(seed ^ mix64(choice * _GOLDEN))
+    return seed if choice == 0 else mix64(seed ^ mix64(choice * KEY_INCREMENT))

@@ -31,6 +31,11 @@ class Capacity:
     block_bytes: int
     slot_bytes: int
 
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of one request at most."""
+        return -(-self.max_model_len // BLOCK_TOKENS)
+
 
 def plan_capacity(
     config: EngineConfig,

@@ -1,9 +1,9 @@
-"""The engine's side of the engine process: receive commands, step the engine, send chunks.
+"""The engine's side of the engine process: receive commands, step the engine, send outputs.
 
 Contract: `main` is the child process. It never outlives its parent (a lifeline pipe, and on Linux a
 parent-death signal), ignores SIGINT and SIGTERM because the parent decides when running requests
 have finished, and writes only logs (stderr). Memory stays bounded: commands that are not yet
-handled and chunks that the parent has not read stay in the kernel's socket buffers, and a full
+handled and outputs that the parent has not read stay in the kernel's socket buffers, and a full
 buffer makes the writer wait. Started by `engine/child.py`; talks in the messages of `wire.py`.
 """
 
@@ -27,10 +27,11 @@ from typing import Final, Protocol
 import structlog
 
 from headrace.config import EngineConfig
-from headrace.core.output import TokenChunk
+from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.engine import wire
-from headrace.engine.outputs import EngineStats
+from headrace.engine.outputs import StepOutput
+from headrace.engine.stats import EngineStats
 from headrace.engine.wire import EngineInfo
 from headrace.errors import ConfigError, HeadraceError
 
@@ -49,15 +50,15 @@ ProgressCallback = Callable[[int, int], None]
 class EngineLike(Protocol):
     """What the host needs of an engine; `engine.Engine` has it."""
 
-    def add(self, request: Request) -> None:
-        """Take a request; raises a HeadraceError to refuse it."""
+    def add(self, request: Request) -> int:
+        """Take a request; its number in outputs. Raises a HeadraceError to refuse it."""
         ...
 
     def abort(self, request_id: str) -> None:
         """End a request; an unknown id is ignored."""
         ...
 
-    def step(self) -> list[TokenChunk]:
+    def step(self) -> StepOutput:
         """One engine step."""
         ...
 
@@ -167,7 +168,7 @@ class EngineHost:
         self._was_busy = False
 
     def run(self) -> None:
-        """Loop: commands, step, chunks. Whatever `step` raises ends the loop."""
+        """Loop: commands, step, output. Whatever `step` raises ends the loop."""
         while True:
             busy = self._engine.has_work()
             for command in self._channel.poll(0.0 if busy else self._heartbeat_s):
@@ -184,22 +185,25 @@ class EngineHost:
         elif isinstance(command, wire.Submit):
             request_id = command.request.request_id
             try:
-                self._engine.add(command.request)
+                wire.check_answer_fits(command.request)
+                number = self._engine.add(command.request)
             except HeadraceError as error:
                 self._channel.send(
                     wire.Refused(
                         request_id, error.code, error.message, error.param, error.retry_after_s
                     )
                 )
+            else:
+                self._channel.send(wire.Accepted(request_id, number))
 
     def _step(self) -> None:
         start_s = time.monotonic()
-        chunks = self._engine.step()
+        output = self._engine.step()
         step_s = time.monotonic() - start_s
         if step_s > self._step_warning_s:
             self._log.warning("slow step", step_s=round(step_s, 3), limit_s=self._step_warning_s)
-        if chunks:
-            self._channel.send(wire.pack_chunks(chunks))
+        if len(output):
+            self._channel.send(wire.pack_output(output))
 
     def _send_stats(self) -> None:
         # Also when the last request has ended, so that an idle engine does not look busy.
@@ -213,10 +217,14 @@ class EngineHost:
 
 
 def load_engine(
-    checkpoint: Path, config: EngineConfig, progress: ProgressCallback
+    checkpoint: Path,
+    config: EngineConfig,
+    progress: ProgressCallback,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[EngineLike, EngineInfo]:
     """The default factory: the checkpoint's model in an `Engine`.
 
+    tokenizer: for stop strings; a factory of a higher layer gives it (`cli/serve_engine.py`).
     Raises CheckpointError, ModelConfigError, UnsupportedError, ConfigError.
     """
     # Imported here: torch takes seconds, and engines with their own factory need none.
@@ -225,7 +233,7 @@ def load_engine(
 
     start_s = time.monotonic()
     spec = ModelSpec.from_directory(checkpoint)
-    engine = load(checkpoint, config, progress=progress)
+    engine = load(checkpoint, config, tokenizer=tokenizer, progress=progress)
     info = EngineInfo(
         model_name=config.served_model_name or checkpoint.resolve().name,
         architecture=spec.architecture,

@@ -11,70 +11,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from headrace.config import EngineConfig
-from headrace.core.output import FinishReason, RequestOutput, TokenChunk
-from headrace.core.protocols import Detokenizer, Tokenizer
+from headrace.core.output import RequestOutput
+from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.engine.answers import Answer, TextChunk
 from headrace.engine.engine import Engine
 from headrace.engine.load import ProgressCallback, load_engine
 from headrace.errors import HeadraceError, InvalidRequest, Overloaded
 
+__all__ = ["LLM", "Prompt", "TextChunk"]
+
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """A piece of a streamed answer: new text and the ids of the step, EOS included.
-
-    The last one has `finish`; `error` says what went wrong when that is ERROR.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: FinishReason | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What has come in of one request."""
-
-    request: Request
-    detokenizer: Detokenizer | None
-    inbox: deque[TokenChunk] = field(default_factory=deque)
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    finish: FinishReason | None = None
-    error: str | None = None
-
-    def take(self, chunk: TokenChunk) -> TextChunk:
-        """Add a chunk; its text leaves out the token that ended the answer."""
-        self.token_ids += chunk.tokens
-        self.finish, self.error = chunk.finish, chunk.error
-        text = ""
-        if self.detokenizer is not None:
-            shown = chunk.tokens[:-1] if chunk.finish is FinishReason.STOP else chunk.tokens
-            text = self.detokenizer.push(shown)
-            if chunk.finish is not None:
-                text += self.detokenizer.flush()
-        self.text.append(text)
-        return TextChunk(text, chunk.tokens, chunk.finish, chunk.error)
-
-    def output(self) -> RequestOutput:
-        """The finished answer."""
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt_token_ids=self.request.prompt_token_ids,
-            token_ids=tuple(self.token_ids),
-            text="".join(self.text),
-            finish=self.finish or FinishReason.ABORT,
-            error=self.error,
-        )
 
 
 class LLM:
@@ -89,12 +41,17 @@ class LLM:
         progress: ProgressCallback | None = None,
     ) -> None:
         """Load the checkpoint directory; see `load_engine` for `progress` and errors."""
-        engine = load_engine(Path(checkpoint), config or EngineConfig(), progress=progress)
+        engine = load_engine(
+            Path(checkpoint), config or EngineConfig(), tokenizer=tokenizer, progress=progress
+        )
         self._set_up(engine, tokenizer)
 
     @classmethod
     def from_engine(cls, engine: Engine, tokenizer: Tokenizer | None = None) -> LLM:
-        """An LLM over an engine that is already there."""
+        """An LLM over an engine that is already there.
+
+        Stop strings are looked for with the tokenizer that the engine was built with.
+        """
         llm = cls.__new__(cls)
         llm._set_up(engine, tokenizer)
         return llm
@@ -102,7 +59,7 @@ class LLM:
     def _set_up(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine: Engine | None = engine
         self._tokenizer = tokenizer
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._numbered = 0
 
     @property
@@ -119,7 +76,7 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answer all prompts; outputs are in the order of the prompts.
+        """Answer all prompts; outputs are in the order of the prompts, with `n` per prompt.
 
         prompts: texts (the begin-of-text token is put in front) or lists of token ids, taken as
         they are. sampling: for all, or one per prompt. progress: show a bar on stderr. A request
@@ -135,7 +92,7 @@ class LLM:
             )
         ]
         waiting = deque(answers)
-        running: list[_Answer] = []
+        running: list[Answer] = []
         with _progress_bar(len(answers), progress) as advance:
             try:
                 while waiting or running:
@@ -144,21 +101,23 @@ class LLM:
                     running = [answer for answer in running if not self._collect(answer, advance)]
             finally:
                 self._forget(running)
-        return [answer.output() for answer in answers]
+        return [output for answer in answers for output in answer.outputs()]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[TextChunk]:
         """Yield an answer as it grows, at least one chunk. Closing the iterator aborts it.
+
+        With several choices their chunks come mixed; `choice` tells them apart.
 
         Raises InvalidRequest, ContextTooLong or Overloaded at the first `next`.
         """
         answer = self._answer(prompt, sampling or SamplingParams(), None)
         self._submit(answer)
         try:
-            while answer.finish is None:
+            while not answer.finished:
                 if not answer.inbox:
                     self._pump()
                 while answer.inbox:
-                    yield answer.take(answer.inbox.popleft())
+                    yield answer.take_next()
         finally:
             self._forget([answer])
 
@@ -182,7 +141,7 @@ class LLM:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _answer(self, prompt: Prompt, params: SamplingParams, number: int | None) -> _Answer:
+    def _answer(self, prompt: Prompt, params: SamplingParams, number: int | None) -> Answer:
         """Build and check a request; errors name the prompt by `number`."""
         try:
             request = Request(f"llm-{self._numbered}", self._prompt_ids(prompt), params)
@@ -192,8 +151,7 @@ class LLM:
                 raise
             raise type(error)(f"prompt {number}: {error.message}", param=error.param) from error
         self._numbered += 1
-        detokenizer = self._tokenizer.detokenizer() if self._tokenizer is not None else None
-        return _Answer(request, detokenizer)
+        return Answer.of(request, self._tokenizer)
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -208,11 +166,11 @@ class LLM:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         return (self.engine.spec.bos_id, *self._tokenizer.encode(prompt))
 
-    def _submit(self, answer: _Answer) -> None:
+    def _submit(self, answer: Answer) -> None:
         self.engine.add(answer.request)
         self._answers[answer.request.request_id] = answer
 
-    def _submit_some(self, waiting: deque[_Answer], running: list[_Answer]) -> None:
+    def _submit_some(self, waiting: deque[Answer], running: list[Answer]) -> None:
         """Hand over requests until the engine's queue is full."""
         while waiting:
             try:
@@ -230,17 +188,17 @@ class LLM:
             if answer is not None:  # None: given up by its caller
                 answer.inbox.append(chunk)
 
-    def _collect(self, answer: _Answer, advance: Callable[[], None]) -> bool:
+    def _collect(self, answer: Answer, advance: Callable[[], None]) -> bool:
         """Take what has come in; True when the answer is complete."""
         while answer.inbox:
-            answer.take(answer.inbox.popleft())
-        if answer.finish is None:
+            answer.take_next()
+        if not answer.finished:
             return False
         del self._answers[answer.request.request_id]
         advance()
         return True
 
-    def _forget(self, answers: list[_Answer]) -> None:
+    def _forget(self, answers: list[Answer]) -> None:
         """Abort those that still run; their last chunks are dropped."""
         for answer in answers:
             self._answers.pop(answer.request.request_id, None)

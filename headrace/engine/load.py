@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import EngineConfig
+from headrace.core.protocols import Tokenizer
 from headrace.engine.engine import Engine
 from headrace.model.loader import load_model
 from headrace.ops.numerics import Numerics
@@ -29,11 +30,17 @@ def numerics_of(config: EngineConfig) -> Numerics:
 
 
 def load_engine(
-    checkpoint: Path, config: EngineConfig, *, progress: ProgressCallback | None = None
+    checkpoint: Path,
+    config: EngineConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Engine:
     """Load the model of `checkpoint` and build its engine.
 
-    progress: called with (done_bytes, total_bytes) while weights are read. Raises CheckpointError,
-    ModelConfigError, UnsupportedError, ConfigError.
+    tokenizer: for stop strings; without it requests that have some are refused. progress: called
+    with (done_bytes, total_bytes) while weights are read. Raises CheckpointError, ModelConfigError,
+    UnsupportedError, ConfigError.
     """
-    return Engine(config, load_model(checkpoint, numerics_of(config), progress=progress))
+    model = load_model(checkpoint, numerics_of(config), progress=progress)
+    return Engine(config, model, tokenizer=tokenizer)

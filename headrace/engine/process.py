@@ -25,7 +25,7 @@ from headrace.core.request import Request
 from headrace.engine import wire
 from headrace.engine.child import ChildProcess
 from headrace.engine.host import DEFAULT_FACTORY
-from headrace.engine.outputs import EngineStats
+from headrace.engine.stats import EngineStats
 from headrace.engine.stream import TokenStream
 from headrace.engine.wire import EngineInfo
 from headrace.errors import (
@@ -118,6 +118,8 @@ class EngineClient:
         self._child: ChildProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
+        self._names: dict[int, tuple[str, int]] = {}  # number in outputs -> request id, choice
+        self._live: dict[str, int] = {}  # request id -> choices that the engine has not ended
         self._idle = asyncio.Event()
         self._idle.set()
         self._failed = asyncio.Event()
@@ -218,7 +220,7 @@ class EngineClient:
     # --- requests ------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        """Run a request and yield its chunks; the last one has `finish`.
+        """Run a request and yield its chunks; the last one of each choice has `finish`.
 
         Closing the iterator (or cancelling its reader) aborts the request. Raises before the first
         chunk: InvalidRequest, ContextTooLong, Overloaded, Draining, EngineLost; after it, an error
@@ -227,11 +229,8 @@ class EngineClient:
         stream = self._admit(request)
         try:
             await self._require_child().flushed()
-            while True:
-                chunk = await stream.take()
-                yield chunk
-                if chunk.finish is not None:
-                    return
+            while not stream.finished:
+                yield await stream.take()
         finally:
             if self._streams.get(request.request_id) is stream:
                 # The stream stays in the table until the engine confirms: until then it may still
@@ -258,7 +257,10 @@ class EngineClient:
             )
         self._require_child().send(wire.Submit(request))
         stream = TokenStream(
-            request_id, self._limits.buffer_tokens, self._limits.slow_reader_timeout_s
+            request_id,
+            self._limits.buffer_tokens,
+            self._limits.slow_reader_timeout_s,
+            request.sampling.n,
         )
         self._streams[request_id] = stream
         self._idle.clear()
@@ -291,26 +293,51 @@ class EngineClient:
         for stream in self._streams.values():
             stream.fail(EngineLost(message, retry_after_s=retry_after_s))
         self._streams.clear()
+        self._names.clear()
+        self._live.clear()
         self._idle.set()
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
+        self._live.pop(request_id, None)
         if not self._streams:
             self._idle.set()
 
     # --- events of the engine ------------------------------------------------------------------
 
-    def _on_chunks(self, chunks: wire.Chunks) -> None:
+    def _on_accepted(self, accepted: wire.Accepted) -> None:
+        stream = self._streams.get(accepted.request_id)
+        if stream is not None:
+            self._live[accepted.request_id] = stream.num_choices
+            for choice in range(stream.num_choices):
+                self._names[accepted.number + choice] = (accepted.request_id, choice)
+
+    def _on_outputs(self, message: wire.Outputs) -> None:
         now_s = time.monotonic()
-        for item in chunks.items:
-            stream = self._streams.get(item.request_id)
-            if stream is None:
-                continue  # ended by this side while the chunk was on its way
-            if not stream.put(wire.unpack_chunk(item), now_s):
-                self._log.warning("slow reader, request aborted", request_id=item.request_id)
-                self._send_abort(item.request_id)
-            if item.finish is not None:
-                self._forget(item.request_id)
+        output = wire.unpack_output(message, self._names)
+        special = output.special_entries()
+        tokens = output.tokens.tolist()
+        for entry, number in enumerate(output.numbers.tolist()):
+            if number not in self._names:
+                continue  # ended by this side while the output was on its way
+            request_id, choice = self._names[number]
+            stream = self._streams[request_id]
+            if entry not in special:
+                keeps_up = stream.put_token(choice, tokens[entry], now_s)
+            else:
+                keeps_up = stream.put(output.chunk(entry), now_s)
+            if not keeps_up:
+                self._log.warning("slow reader, request aborted", request_id=request_id)
+                self._send_abort(request_id)
+            if output.finish[entry]:
+                self._end_choice(number, request_id)
+
+    def _end_choice(self, number: int, request_id: str) -> None:
+        """The engine sends nothing more under `number`."""
+        del self._names[number]
+        self._live[request_id] -= 1
+        if self._live[request_id] == 0:
+            self._forget(request_id)
 
     def _on_refused(self, refused: wire.Refused) -> None:
         stream = self._streams.get(refused.request_id)
@@ -334,8 +361,10 @@ class EngineClient:
             except TimeoutError:
                 child.kill()
                 return f"gave no sign of life for {self._limits.hang_timeout_s:g} s"
-            if isinstance(event, wire.Chunks):
-                self._on_chunks(event)
+            if isinstance(event, wire.Outputs):
+                self._on_outputs(event)
+            elif isinstance(event, wire.Accepted):
+                self._on_accepted(event)
             elif isinstance(event, wire.Refused):
                 self._on_refused(event)
             elif isinstance(event, wire.StatsReply):

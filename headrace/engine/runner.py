@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from headrace.core.kv import KVGroupSpec
+from headrace.engine.plan import Ints
+from headrace.engine.reuse import ReuseSpec
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.ops.numerics import Numerics
 from headrace.platforms import Platform
 
 
-class SpecLike(Protocol):
+class SpecLike(ReuseSpec, Protocol):
     """Facts of a model that the engine uses; `ModelSpec` has them."""
 
     @property
@@ -82,6 +84,11 @@ class Runner:
         self._cache = cache
         self._platform = platform
         self._threads = threads
+
+    def copy(self, block_pairs: Ints, slot_pairs: Ints) -> None:
+        """Copy whole blocks and slots, int64 [n, 2] of (source, target), before the next step."""
+        self._cache.copy_blocks(block_pairs.tolist())
+        self._cache.copy_slots(slot_pairs.tolist())
 
     def execute(self, batch: Batch) -> Tensor:
         """Logits [S, vocab] of the batch, fp32 (fp64 in fp64 mode)."""

@@ -1,81 +1,90 @@
-"""A request while the engine works on it.
+"""One choice of a request while the engine works on it: what is rare or not a number.
 
-Contract: a `Sequence` holds the known tokens (prompt and output so far), how many of them already
-have cache rows, and what ends it. Only the scheduler changes it. Plain data: no torch, no clock.
+Contract: a `NewRequest` is what the engine hands to the scheduler; the scheduler makes a `Sequence`
+of each choice. While a sequence runs, its numbers and tokens are in a row of the `RequestTable`;
+while it waits, `tokens` holds them. Only the scheduler changes it. Plain data: no torch, no clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-from headrace.core.sampling import SamplingParams
+from headrace.core.hashing import BlockKeys
 
-TokenIds = NDArray[np.int64]
+NOT_AGED = 2**62
+TokenIds = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One request inside the engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """A request that passed validation.
 
-    prompt: int64 [prompt_length]. seed: of its draws. stop_ids: tokens that end it (EOS, unless
-    ignored, and the stop tokens of the request). length_limit: tokens of prompt and output at most.
-    order: arrival number, given by the scheduler. arrival_s / queued_s: when it arrived / when it
-    last joined the queue. computed: tokens that have cache rows. epoch: grows with each preemption,
-    so that the result of an older plan is recognised.
+    prompt: int32 [prompt_length]. length_limit: tokens of prompt and output at most. stop_ids:
+    tokens that end it, once it has min_tokens output tokens. priority: lower is sooner. choices:
+    answers wanted. cache_keys: whether its blocks may be found in and put into the prefix cache.
+    all_logits: wants logits of all prompt rows, so it is computed without a prefix hit and without
+    truncation. waits_for: external events (grammar, image) that must be `ready` first. payload:
+    whatever the row hooks need (sampling parameters), not looked at here.
     """
 
     request_id: str
     prompt: TokenIds
-    sampling: SamplingParams
-    seed: int
-    stop_ids: frozenset[int]
     length_limit: int
-    order: int = -1
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    priority: int = 0
+    choices: int = 1
+    cache_keys: bool = True
+    all_logits: bool = False
+    waits_for: tuple[str, ...] = ()
+    payload: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request.
+
+    number: unique, and the order of arrival. row: of the table while it runs, 0 while it waits.
+    tokens: int32 [length], all known tokens while it waits. keys: of its full blocks, as far as
+    they were needed; None: its blocks are not cached. resumed_at: tokens that its first admission
+    found in the cache, -1 before it. age_rank: its place among those who have waited so long that
+    they go before everybody who has not, NOT_AGED among the latter. waited: steps in queues before
+    the present one. siblings: choices to fork once the prompt is computed. The times are those of
+    the stage it is in, in seconds.
+    """
+
+    request: NewRequest
+    number: int
+    choice: int
+    tokens: TokenIds
+    row: int = 0
+    keys: BlockKeys | None = None
+    resumed_at: int = -1
+    age_rank: int = NOT_AGED
+    waited: int = 0
+    queued_step: int = 0
+    waits_for: set[str] = field(default_factory=set)
+    siblings: list[Sequence] = field(default_factory=list)
     arrival_s: float = 0.0
     queued_s: float = 0.0
-    computed: int = 0
-    epoch: int = 0
-    length: int = field(init=False)
-    _tokens: TokenIds = field(init=False)
+    admitted_s: float = 0.0
+    first_token_s: float = -1.0
 
-    def __post_init__(self) -> None:
-        self._tokens = np.array(self.prompt, dtype=np.int64)
-        self.length = len(self._tokens)
+    @property
+    def name(self) -> tuple[str, int]:
+        """Request id and choice."""
+        return self.request.request_id, self.choice
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
-        return len(self.prompt)
+        return len(self.request.prompt)
 
     @property
-    def output_length(self) -> int:
-        """Tokens drawn so far."""
-        return self.length - len(self.prompt)
-
-    @property
-    def tokens(self) -> TokenIds:
-        """All known ids, int64 [length]; a view that later appends leave valid."""
-        return self._tokens[: self.length]
-
-    @property
-    def decoding(self) -> bool:
-        """Whether all known tokens but the newest drawn one have cache rows."""
-        return self.computed == self.length - 1 and self.output_length > 0
-
-    def append(self, token: int) -> None:
-        """Add a drawn token."""
-        if self.length == len(self._tokens):
-            # Doubling keeps appends cheap without reserving the whole context at the start.
-            grown = np.zeros(min(2 * self.length + 16, self.length_limit), dtype=np.int64)
-            grown[: self.length] = self._tokens
-            self._tokens = grown
-        self._tokens[self.length] = token
-        self.length += 1
-
-    def restart(self) -> None:
-        """Forget the cache rows; drawn tokens stay and are computed again like a prompt."""
-        self.computed = 0
-        self.epoch += 1
+    def aged(self) -> bool:
+        """Whether it goes before everybody who has not waited as long."""
+        return self.age_rank != NOT_AGED

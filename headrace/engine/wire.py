@@ -9,21 +9,28 @@ sent once per engine step, not once per token. Used by `engine/host.py` (the eng
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from headrace import errors
 from headrace.config import EngineConfig
-from headrace.core.output import FinishReason, TokenChunk
+from headrace.core.output import TokenLogprobs
 from headrace.core.request import Request
-from headrace.engine.outputs import EngineStats
+from headrace.engine.logprob_rows import LogprobRows
+from headrace.engine.outputs import StepOutput
+from headrace.engine.stats import EngineStats
+from headrace.engine.stops import Ended
 from headrace.errors import HeadraceError, InvalidRequest
 
 HEADER_BYTES: Final = 4
 # A prompt of one million ids takes at most 5 bytes an id; anything larger is a damaged stream.
 MAX_FRAME_BYTES: Final = 64 * 2**20
+# The log probabilities of a step must fit a frame; in process (`LLM`) the vocabulary is the limit.
+MAX_WIRE_LOGPROBS: Final = 256
+MAX_WIRE_PROMPT_LOGPROBS: Final = 2**18  # of one prompt, all tokens together
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,21 +99,38 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
-class WireChunk(msgspec.Struct, frozen=True, array_like=True):
-    """TokenChunk as an array: no field names on the wire."""
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The engine has taken a request; choice i is `number` + i in the outputs that follow."""
 
     request_id: str
-    index: int
-    tokens: tuple[int, ...]
-    finish: FinishReason | None = None
-    error: str | None = None
-    error_code: str | None = None
+    number: int
 
 
-class Chunks(msgspec.Struct, frozen=True, tag="chunks"):
-    """All new tokens of one engine step."""
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """`LogprobRows` of a step: the arrays as bytes, little-endian; `width`: best ids per row."""
 
-    items: list[WireChunk]
+    width: int
+    index: bytes
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    top_counts: bytes
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """All that the requests got in one engine step: a `StepOutput` without names.
+
+    The arrays as bytes, little-endian: int64 numbers, int32 index and tokens, int8 finish.
+    """
+
+    numbers: bytes
+    index: bytes
+    tokens: bytes
+    finish: bytes
+    errors: dict[int, str] | None = None
+    ended: dict[int, Ended] | None = None
+    logprobs: WireLogprobs | None = None
+    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -133,7 +157,7 @@ class StatsReply(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
-Event = Progress | Ready | Chunks | Refused | Failed | StatsReply
+Event = Progress | Ready | Accepted | Outputs | Refused | Failed | StatsReply
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -142,6 +166,22 @@ _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 class BrokenChannel(Exception):
     """The other process is gone or sent bytes that are no frame."""
+
+
+def check_answer_fits(request: Request) -> None:
+    """Raise InvalidRequest for more log probabilities than frames can carry."""
+    logprobs, prompt = request.sampling.logprobs, request.sampling.prompt_logprobs
+    if logprobs is not None and logprobs > MAX_WIRE_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs must be at most {MAX_WIRE_LOGPROBS} here, got {logprobs}.", param="logprobs"
+        )
+    numbers = len(request.prompt_token_ids) * ((prompt or 0) + 1)
+    if prompt is not None and numbers > MAX_WIRE_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs asks for {numbers} numbers, at most {MAX_WIRE_PROMPT_LOGPROBS} are "
+            "allowed here.",
+            param="prompt_logprobs",
+        )
 
 
 def encode_frame(message: Command | Event) -> bytes:
@@ -178,27 +218,57 @@ def decode_event(body: bytes | bytearray | memoryview) -> Event:
         raise BrokenChannel(f"not an event: {error}") from error
 
 
-def pack_chunks(chunks: Iterable[TokenChunk]) -> Chunks:
-    """Chunks of one step as a message."""
-    return Chunks(
-        [
-            WireChunk(
-                chunk.request_id,
-                chunk.index,
-                chunk.tokens,
-                chunk.finish,
-                chunk.error,
-                chunk.error_code,
-            )
-            for chunk in chunks
-        ]
+def pack_output(output: StepOutput) -> Outputs:
+    """What the requests got in one step as a message."""
+    rows = output.logprobs
+    return Outputs(
+        numbers=output.numbers.astype("<i8", copy=False).tobytes(),
+        index=output.index.astype("<i4").tobytes(),
+        tokens=output.tokens.astype("<i4", copy=False).tobytes(),
+        finish=output.finish.tobytes(),
+        errors=dict(output.errors) if output.errors else None,
+        ended=dict(output.ended) if output.ended else None,
+        logprobs=None if rows is None else _pack_logprobs(rows),
+        prompt_logprobs=dict(output.prompt_logprobs) if output.prompt_logprobs else None,
     )
 
 
-def unpack_chunk(chunk: WireChunk) -> TokenChunk:
-    """The chunk as the rest of headrace knows it."""
-    return TokenChunk(
-        chunk.request_id, chunk.index, chunk.tokens, chunk.finish, chunk.error, chunk.error_code
+def unpack_output(message: Outputs, names: Mapping[int, tuple[str, int]]) -> StepOutput:
+    """The output as it was; names: (request id, choice) by number, others are left without one."""
+    numbers = np.frombuffer(message.numbers, dtype="<i8")
+    return StepOutput(
+        numbers=numbers,
+        names=[names.get(number, ("", 0)) for number in numbers.tolist()],
+        index=np.frombuffer(message.index, dtype="<i4").astype(np.int64),
+        tokens=np.frombuffer(message.tokens, dtype="<i4"),
+        finish=np.frombuffer(message.finish, dtype=np.int8),
+        errors=message.errors,
+        ended=message.ended,
+        logprobs=None if message.logprobs is None else _unpack_logprobs(message.logprobs),
+        prompt_logprobs=message.prompt_logprobs,
+    )
+
+
+def _pack_logprobs(rows: LogprobRows) -> WireLogprobs:
+    return WireLogprobs(
+        width=rows.top_ids.shape[1],
+        index=rows.index.astype("<i8", copy=False).tobytes(),
+        logprobs=rows.logprobs.astype("<f8", copy=False).tobytes(),
+        top_ids=rows.top_ids.astype("<i8", copy=False).tobytes(),
+        top_logprobs=rows.top_logprobs.astype("<f8", copy=False).tobytes(),
+        top_counts=rows.top_counts.astype("<i8", copy=False).tobytes(),
+    )
+
+
+def _unpack_logprobs(rows: WireLogprobs) -> LogprobRows:
+    index = np.frombuffer(rows.index, dtype="<i8")
+    shape = (index.size, rows.width)
+    return LogprobRows(
+        index=index,
+        logprobs=np.frombuffer(rows.logprobs, dtype="<f8"),
+        top_ids=np.frombuffer(rows.top_ids, dtype="<i8").reshape(shape),
+        top_logprobs=np.frombuffer(rows.top_logprobs, dtype="<f8").reshape(shape),
+        top_counts=np.frombuffer(rows.top_counts, dtype="<i8"),
     )
 
 

@@ -223,6 +223,18 @@ class ModelSpec:
             return f"the draft's target layers lie on both sides of layer {border}"
         return None
 
+    def replay_refusal(self) -> str | None:
+        """Why windows cannot be rebuilt after a prefix hit; None where they can.
+
+        The compressor starts empty at the hit, which must therefore end all groups.
+        """
+        for layer in self.layers:
+            if layer.compresses and self.overlaps(layer.ratio):
+                return f"groups of ratio {layer.ratio} overlap, their state is not stored"
+            if layer.compresses and GRAIN % layer.ratio:
+                return f"{GRAIN} is no multiple of ratio {layer.ratio}"
+        return None
+
     # --- replay and truncation (formulas of the window) ------------------------------------------
 
     def replay_layers(self, truncate: bool) -> int:

@@ -65,6 +65,11 @@ class Inputs:
         """int64 in [low, high)."""
         return torch.randint(low, high, shape, generator=self._generator)
 
+    def turn(self, rows: int, pairs: int) -> Tensor:
+        """(cos, sin) [rows, pairs, 2] of some angles, fp32 (fp64)."""
+        angle = self.wide(rows, pairs, scale=3.0)
+        return torch.stack((angle.cos(), angle.sin()), dim=-1)
+
     def distinct(self, rows: int, count: int, total: int) -> Tensor:
         """int64 [rows, count], distinct numbers below `total` in each row."""
         return torch.rand((rows, total), generator=self._generator).argsort(-1)[:, :count]
@@ -105,8 +110,15 @@ def _linear(inputs: int, outputs: int, *inner: int) -> Builder:
 
 def _rope(shape: tuple[int, ...], pairs: int, inverse: bool) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
-        angle = i.wide(rows, pairs, scale=3.0)
-        return Case((i.normal(rows, *shape), angle.cos(), angle.sin(), inverse), (0, 1, 2))
+        return Case((i.normal(rows, *shape), i.turn(rows, pairs), inverse), (0, 1))
+
+    return build
+
+
+def _norm_rope(shape: tuple[int, ...], pairs: int, weight: bool) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        w = i.wide(shape[-1]) if weight else None
+        return Case((i.normal(rows, *shape), w, 1e-20, i.turn(rows, pairs)), (0, 3))
 
     return build
 
@@ -185,6 +197,14 @@ def _read_records(name: str) -> Builder:
     return build
 
 
+def _read_majors(name: str) -> Builder:
+    def build(i: Inputs, rows: int) -> Case:
+        view = _written_view(i, name, 5, 6)
+        return Case((view, i.integers(0, 4, rows, 2), i.dtype), (1,))
+
+    return build
+
+
 def _write_records(name: str) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
         minors = 7
@@ -200,12 +220,15 @@ def _write_records(name: str) -> Builder:
 # --- hyper-connections -------------------------------------------------------------------------
 
 
-def _hc_mix(hc: int, hidden: int, iterations: int = 20) -> Builder:
+def _hc_enter(hc: int, hidden: int, iterations: int = 20, shifted: bool = True) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
         count = (2 + hc) * hc
         fn = i.wide(count, hc * hidden, scale=(hc * hidden) ** -0.5)
-        args = (i.normal(rows, hc, hidden), fn, i.wide(count), i.wide(3))
-        return Case(args, (0,), {"rms_eps": 1e-20, "hc_eps": 1e-6, "iterations": iterations})
+        pre = i.wide(rows, hc) if shifted else None
+        weights = (fn, i.wide(count), i.wide(hidden))
+        options = {"rms_eps": 1e-20, "hc_eps": 1e-6, "iterations": iterations}
+        batch_rows = (0, 1) if shifted else (0,)
+        return Case((i.normal(rows, hc, hidden), pre, *weights), batch_rows, options)
 
     return build
 
@@ -213,7 +236,7 @@ def _hc_mix(hc: int, hidden: int, iterations: int = 20) -> Builder:
 def _hc_head(hc: int, hidden: int) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
         fn = i.wide(hc, hc * hidden, scale=(hc * hidden) ** -0.5)
-        return Case((i.normal(rows, hc, hidden), fn, i.wide(hc), i.wide(1), 1e-6, 1e-6), (0,))
+        return Case((i.normal(rows, hc, hidden), fn, i.wide(hc), 1e-6, 1e-6), (0,))
 
     return build
 
@@ -233,12 +256,16 @@ def _hc_merge(hc: int, hidden: int) -> Builder:
 # --- compressor and indexer --------------------------------------------------------------------
 
 
-def _pool_groups(size: int, channels: int, missing: int = 0) -> Builder:
+def _pool_entries(size: int, channels: int, *, overlap: bool = False) -> Builder:
+    """Groups of `size` tokens out of a few rows; the first entries pool an incomplete history."""
+
     def build(i: Inputs, rows: int) -> Case:
-        kv, score = i.wide(rows, size, channels), i.wide(rows, size, channels, scale=3.0)
-        # The first group of a sequence has no group before it.
-        score[: rows // 2, :missing] = -torch.inf
-        return Case((kv, score), (0, 1))
+        data = i.wide(40, 2 * channels, scale=3.0)
+        data[-1] = torch.nan
+        tokens = i.integers(0, 39, rows, size)
+        if overlap:  # the first group of a sequence has no group before it
+            tokens[: rows // 2, : size // 2] = -1
+        return Case((data, tokens, overlap), (1,))
 
     return build
 
@@ -310,29 +337,25 @@ def _grouped_projection(heads: int, width: int, groups: int, rank: int) -> Build
 # --- mixture of experts ------------------------------------------------------------------------
 
 
-def _router_scores(hidden: int, experts: int, scale: float = 1.0) -> Builder:
+def _router(
+    hidden: int,
+    experts: int,
+    top_k: int,
+    *,
+    scale: float = 1.0,
+    ties: bool = False,
+    hashed: bool = False,
+    normalise: bool = True,
+) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
         gate = i.wide(experts, hidden, scale=hidden**-0.5)
-        return Case((i.normal(rows, hidden, scale=scale), gate), (0,))
-
-    return build
-
-
-def _route(experts: int, top_k: int, *, ties: bool = False, per_row: bool = False) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        scores = i.wide(rows, experts).abs()
-        bias = i.wide(rows, experts) if per_row else i.wide(experts)
-        if ties:
-            scores, bias = scores.round() + 1, bias.round()
-        return Case((scores, bias, top_k, not per_row, 1.5), (0, 1) if per_row else (0,))
-
-    return build
-
-
-def _route_hashed(experts: int, top_k: int, normalise: bool) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        chosen = i.distinct(rows, top_k, experts)
-        return Case((i.wide(rows, experts).abs(), chosen, normalise, 1.5), (0, 1))
+        if ties:  # experts in pairs: equal scores, equal bias
+            gate = gate[: experts // 2].repeat_interleave(2, dim=0)
+        bias = None if hashed else i.wide(experts // 2).repeat_interleave(2)
+        chosen = i.distinct(rows, top_k, experts) if hashed else None
+        x = i.normal(rows, hidden, scale=scale)
+        args = (x, gate, bias, chosen, top_k, normalise, 1.5)
+        return Case(args, (0, 3) if hashed else (0,))
 
     return build
 
@@ -354,22 +377,10 @@ def _moe(
         if chosen == "none":
             pick = pick.masked_fill(i.integers(0, 3, rows, top_k) == 0, -1)
         weights = i.wide(rows, top_k).abs()
-        w1, w3 = i.weight(experts, inner, hidden), i.weight(experts, inner, hidden)
-        w2 = i.weight(experts, hidden, inner)
+        routed = i.weight(experts, 2 * inner, hidden), i.weight(experts, hidden, inner)
+        shared = i.weight(2 * inner, hidden), i.weight(hidden, inner)
         x = i.normal(rows, hidden)
-        return Case((x, pick, weights, w1, w3, w2, limit, act_group), (0, 1, 2))
-
-    return build
-
-
-def _expert_mlp(
-    hidden: int, inner: int, *, weight: bool = False, limit: float = 10.0, act_group: int = 0
-) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        w1, w3, w2 = i.weight(inner, hidden), i.weight(inner, hidden), i.weight(hidden, inner)
-        factor = i.wide(rows).abs() if weight else None
-        x = i.normal(rows, hidden, scale=2.0)
-        return Case((x, w1, w3, w2, factor, limit, act_group), (0, 4) if weight else (0,))
+        return Case((x, pick, weights, *routed, *shared, limit, act_group), (0, 1, 2))
 
     return build
 
@@ -430,6 +441,11 @@ CASES: dict[str, dict[str, Builder]] = {
         "released": _rope((4, 512), 32, False),
         "released_index": _rope((128,), 32, False),
     },
+    "norm_rope": {
+        "heads": _norm_rope((2, 32), 8, False),
+        "key": _norm_rope((32,), 16, True),
+        "released": _norm_rope((512,), 32, True),
+    },
     "hadamard": {
         "pair": _one_input(2),
         "tiny": _one_input(2, 32),
@@ -448,11 +464,13 @@ CASES: dict[str, dict[str, Builder]] = {
     },
     "round_rows": {name: _round_rows(name) for name in _RECORDS},
     "read_records": {name: _read_records(name) for name in _RECORDS},
+    "read_majors": {name: _read_majors(name) for name in _RECORDS},
     "write_records": {name: _write_records(name) for name in _RECORDS},
-    "hc_mix": {
-        "tiny": _hc_mix(4, 32),
-        "two_odd": _hc_mix(2, 5, iterations=1),
-        "released": _hc_mix(4, 5120),
+    "hc_enter": {
+        "tiny": _hc_enter(4, 32),
+        "own_pre": _hc_enter(4, 32, shifted=False),
+        "two_odd": _hc_enter(2, 5, iterations=1),
+        "released": _hc_enter(4, 5120),
     },
     "hc_head": {"tiny": _hc_head(4, 32), "two_odd": _hc_head(2, 5), "released": _hc_head(4, 4096)},
     "hc_collapse": {
@@ -465,11 +483,11 @@ CASES: dict[str, dict[str, Builder]] = {
         "two_odd": _hc_merge(2, 5),
         "released": _hc_merge(4, 5120),
     },
-    "pool_groups": {
-        "ratio_2": _pool_groups(2, 32),
-        "overlap": _pool_groups(8, 32, missing=4),
-        "ratio_128_odd": _pool_groups(128, 5),
-        "released": _pool_groups(2, 512),
+    "pool_entries": {
+        "ratio_2": _pool_entries(2, 32),
+        "overlap": _pool_entries(8, 64, overlap=True),
+        "ratio_128_odd": _pool_entries(128, 5),
+        "released": _pool_entries(2, 512),
     },
     "index_scores": {
         "decode": _index_scores(16, 32, 70, decode=True),
@@ -500,38 +518,24 @@ CASES: dict[str, dict[str, Builder]] = {
         "one_group_odd": _grouped_projection(3, 5, 1, 7),
         "released": _grouped_projection(16, 512, 8, 64),
     },
-    "router_scores": {
-        "tiny": _router_scores(32, 6),
-        "odd": _router_scores(5, 7),
-        "large_logits": _router_scores(32, 8, scale=30.0),
-        "released": _router_scores(1280, 384),
+    "router": {
+        "tiny": _router(32, 6, 2),
+        "odd": _router(5, 14, 3),
+        "large_logits": _router(32, 8, 2, scale=30.0),
+        "ties": _router(32, 8, 3, ties=True),
+        "all": _router(16, 4, 4),
+        "hashed": _router(32, 8, 2, hashed=True),
+        "hashed_unnormalised": _router(32, 8, 3, hashed=True, normalise=False),
+        "released": _router(1280, 384, 6),
+        "released_hashed": _router(1280, 256, 6, hashed=True),
     },
-    "route": {
-        "tiny": _route(6, 2),
-        "ties": _route(8, 3, ties=True),
-        "bias_per_row": _route(8, 3, per_row=True),
-        "all": _route(4, 4),
-        "released": _route(384, 6),
-    },
-    "route_hashed": {
-        "tiny": _route_hashed(8, 2, True),
-        "unnormalised": _route_hashed(8, 3, False),
-        "released": _route_hashed(256, 6, True),
-    },
-    "moe_experts": {
+    "moe": {
         "tiny": _moe(32, 32, 6, 2),
         "odd_clamped": _moe(10, 6, 3, 2, limit=0.5),
         "never_chosen": _moe(32, 32, 16, 2, chosen="few"),
         "none": _moe(32, 32, 4, 2, chosen="none"),
         "act_fp8": _moe(64, 32, 6, 2, act_group=32),
         "released": _moe(512, 288, 12, 6, chosen="few"),
-    },
-    "expert_mlp": {
-        "tiny": _expert_mlp(32, 32),
-        "odd_clamped": _expert_mlp(10, 6, limit=0.5),
-        "weighted": _expert_mlp(32, 64, weight=True),
-        "act_fp8": _expert_mlp(64, 32, act_group=32),
-        "released": _expert_mlp(1280, 576, limit=1.0),
     },
     "ngram_rows": {
         "tiny": _ngram_rows(3, 358, (503, 509, 521, 523)),

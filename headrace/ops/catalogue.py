@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.ops.cpu import fixed_tile
+from types import ModuleType
+
+from headrace.ops.cpu import decode, fixed_tile
 from headrace.ops.reference import (
     attention,
     engram,
@@ -22,9 +24,9 @@ _MODULES = (norm, quant, hyper_connections, indexer, attention, moe, engram, hea
 # thread (see docs/decisions): no matrix product over the rows of the batch is involved.
 _ROW_WISE = frozenset(
     {
-        *("rms_norm", "rope", "hadamard", "fake_fp8", "fake_fp4_ue8m0"),
-        *("round_rows", "read_records", "write_records", "hc_collapse", "hc_merge"),
-        *("pool_groups", "candidate_mask", "select_top_k", "route", "route_hashed"),
+        *("rms_norm", "rope", "norm_rope", "hadamard", "fake_fp8", "fake_fp4_ue8m0"),
+        *("round_rows", "read_records", "read_majors", "write_records", "hc_collapse", "hc_merge"),
+        *("pool_entries", "candidate_mask", "select_top_k"),
         *("ngram_rows", "engram_gate", "engram_add"),
     }
 )
@@ -48,7 +50,37 @@ def _fixed_tile(op: str) -> Implementation:
     )
 
 
+# Rounding follows another order of additions; what is rounded to codes is equal, bit for bit.
+_DECODE_TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+_DECODE_EXACT = frozenset(
+    {
+        "fake_fp8",
+        "fake_fp4_ue8m0",
+        "round_rows",
+        "read_records",
+        "read_majors",
+        "write_records",
+        "ngram_rows",
+    }
+)
+
+
+def _decode(op: str, module: ModuleType) -> Implementation:
+    return Implementation(
+        op,
+        "decode",
+        getattr(module, op),
+        platforms=("cpu",),
+        dtypes=("float64", "float32"),
+        priority=1,
+        tolerance=dict.fromkeys(_DECODE_TOLERANCE, 0.0)
+        if op in _DECODE_EXACT
+        else _DECODE_TOLERANCE,
+    )
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(op) for op in OPS),
     *(_fixed_tile(op) for op in OPS if op not in _ROW_WISE),
+    *(_decode(op, module) for module in decode.MODULES for op in OPS if op in vars(module)),
 )

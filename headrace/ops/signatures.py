@@ -13,7 +13,7 @@ from torch import Tensor
 
 Op = Callable[..., Tensor]
 Op2 = Callable[..., tuple[Tensor, Tensor]]
-Op3 = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Op4 = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +23,31 @@ class OpTable:
     # norm and linear
     rms_norm: Op  # (x [.., n], weight [n] | None, eps) -> [.., n]
     linear: Op  # (x [T, K], weight [N, K]) -> [T, N]
-    rope: Op  # (x [T, .., d], cos [T, R], sin [T, R], inverse) -> x with its last 2R dims rotated
+    rope: Op  # (x [T, .., d], turn [T, R, 2], inverse) -> x with its last 2R dims rotated
+    norm_rope: Op  # (x [T, .., d], weight [d] | None, eps, turn [T, R, 2]) -> [T, .., d]
     hadamard: Op  # (x [.., n]) -> [.., n]
     # quantisation and cache rows
     fake_fp8: Op  # (x [.., n], group) -> x rounded to E4M3 with UE8M0 scales
     fake_fp4_ue8m0: Op  # (x [.., n]) -> x rounded to E2M1 with UE8M0 scales per 32
     round_rows: Op  # (x [.., width], view) -> x as later reads of the cache will give it
     read_records: Op  # (view, major, minor, dtype) -> [.., width]
+    read_majors: Op  # (view, major [..], dtype) -> [.., minors, width]: all rows of whole majors
     write_records: Callable[..., None]  # (view, major, minor, x [.., width]); in place
     # hyper-connections
-    hc_mix: Op3  # (streams [T, hc, D], fn, base, scale, ...) -> pre, post, comb
-    hc_head: Op  # (streams, fn, base, scale, rms_eps, hc_eps) -> pre [T, hc]
+    hc_enter: Op4  # (streams [T, hc, D], pre | None, fn, base, norm, ..) -> x, pre, post, comb
+    hc_head: Op  # (streams, fn, base, rms_eps, hc_eps) -> pre [T, hc]
     hc_collapse: Op  # (streams, pre) -> [T, D]
     hc_merge: Op  # (y [T, D], streams, post, comb) -> streams
     # attention
-    pool_groups: Op  # (kv [G, r, c], score [G, r, c]) -> [G, c]
+    pool_entries: Op  # (rows [N, 2c], tokens [E, n], overlap) -> [E, width]
     index_scores: Op  # (q [b, n, h, d], weights [b, n, h], keys [b, N, d]) -> [b, n, N]
     candidate_mask: Op  # (scores [T, N], visible [T], block, keep) -> bool [T, N]
     select_top_k: Op  # (scores [T, N], top_k) -> int64 [T, k]
     sparse_attention: Op  # (q, window, window_index, entries, major, minor, sink, scale)
     grouped_projection: Op  # (o [T, H, d], wo_a [groups * R, H * d / groups], groups)
     # mixture of experts
-    router_scores: Op  # (x [T, D], gate [E, D]) -> [T, E]
-    route: Op2  # (scores, bias, top_k, normalise, scaling) -> experts, weights
-    route_hashed: Op2  # (scores, experts [T, k], normalise, scaling) -> experts, weights
-    moe_experts: Op  # (x, experts, weights, w1, w3, w2, limit, act_group) -> fp32 [T, D]
-    expert_mlp: Op  # (x, w1, w3, w2, None, limit, act_group) -> [T, D]: the shared expert
+    router: Op2  # (x [T, D], gate, bias | None, chosen | None, top_k, normalise, scaling)
+    moe: Op  # (x, experts, weights, w13, w2, shared13, shared2, limit, act_group) -> [T, D]
     # engram
     ngram_rows: Op  # (compressed [T, G], multipliers, primes, offsets) -> int64 [T, columns]
     engram_gate: Op  # (streams, key [T, hc, D], weight [hc, D], eps) -> [T, hc]

@@ -6,9 +6,11 @@ and thread-safe afterwards. Used by `serve`, `generate` and `LLM`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core.sampling import StopScope
 from headrace.recipe.binding import ConfigTokenIds, bind
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.conversation import Conversation
@@ -38,6 +40,14 @@ class ChatCodec:
         """Prompt ids. Raises InvalidRequest for text or roles that this tokenizer cannot encode."""
         return self.tokenizer.encode_prompt(render(conversation, self.special))
 
-    def parser(self, conversation: Conversation) -> OutputParser:
-        """A fresh parser for the answer to `conversation`."""
-        return OutputParser(self.tokenizer, conversation.output_stage, self.special.thinking_end)
+    def parser(self, conversation: Conversation, stops: Sequence[str] = ()) -> OutputParser:
+        """A fresh parser for the answer to `conversation`, with the stop strings of the request."""
+        return OutputParser(
+            self.tokenizer, conversation.output_stage, self.special.thinking_end, stops
+        )
+
+    def stop_scope(self, conversation: Conversation) -> StopScope:
+        """The part of the answer in which stop strings count: its content."""
+        return OutputParser.stop_scope(
+            self.tokenizer, conversation.output_stage, self.special.thinking_end
+        )

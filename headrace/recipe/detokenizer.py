@@ -46,3 +46,9 @@ class IncrementalDetokenizer:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
+
+    def copy(self) -> IncrementalDetokenizer:
+        """An independent detokenizer in the same state."""
+        twin = IncrementalDetokenizer(self._token_bytes, self._is_added)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin

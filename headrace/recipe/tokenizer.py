@@ -97,6 +97,10 @@ class Tokenizer:
             self._visible_bytes if skip_special else self._bytes_by_id.get, self.is_added
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token, control tokens included; empty for an unknown id."""
+        return self._bytes_by_id.get(token_id, b"")
+
     def has_id(self, token_id: int) -> bool:
         """Whether the id is a token."""
         return token_id in self._bytes_by_id

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from headrace.core.output import TokenChunk
 from headrace.core.request import Request
-from headrace.engine.outputs import EngineStats
+from headrace.engine.stats import EngineStats
 
 
 class EngineFacts(Protocol):

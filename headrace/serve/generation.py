@@ -29,6 +29,7 @@ class Generation:
         self._chunks: AsyncIterator[TokenChunk] | None = None
         self._pending: asyncio.Task[TokenChunk | None] | None = None
         self._client_gone: asyncio.Task[None] | None = None
+        self._unfinished = request.sampling.n
         self._ended = False
 
     async def __aenter__(self) -> Generation:
@@ -79,7 +80,9 @@ class Generation:
         if chunk is None:
             self._ended = True
             raise EngineLost("The engine ended the answer without saying why.")
-        self._ended = chunk.finish is not None
+        if chunk.finish is not None:
+            self._unfinished -= 1
+        self._ended = self._unfinished == 0
         return chunk
 
 

@@ -20,7 +20,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 # Fields of EngineStats that can fall; all others only grow.
-_GAUGES = frozenset({"waiting", "running", "oldest_waiting_s", "free_blocks", "total_blocks"})
+_GAUGES = frozenset(
+    {
+        "waiting",
+        "waiting_blocks",
+        "waiting_events",
+        "waiting_siblings",
+        "running",
+        "oldest_waiting_s",
+        "free_blocks",
+        "total_blocks",
+    }
+)
 
 
 class Metrics:

@@ -22,9 +22,10 @@ import httpx
 import uvicorn
 
 from headrace.config.server import ServerConfig
-from headrace.core.output import FinishReason, TokenChunk
+from headrace.core.output import FinishReason, TokenChunk, TokenLogprobs
 from headrace.core.request import Request
-from headrace.engine.outputs import EngineStats
+from headrace.engine.stats import EngineStats
+from headrace.engine.stops import StopStrings
 from headrace.model.tiny_tokenizer import IMAGE, NOISE, control_ids, tiny_tokenizer
 from headrace.recipe import ChatCodec, ConfigTokenIds, Tokenizer, bind
 from headrace.serve.app import create_app
@@ -57,7 +58,15 @@ class Last:
     tokens: Sequence[int] = ()
 
 
-Step = Sequence[int] | str | Pause | Last | FinishReason | Exception
+@dataclass(frozen=True)
+class Of:
+    """A step of another choice than the first."""
+
+    choice: int
+    step: Sequence[int] | str | Last | FinishReason
+
+
+Step = Sequence[int] | str | Pause | Last | FinishReason | Of | Exception
 Script = Callable[[Request], Iterable[Step]]
 
 
@@ -71,6 +80,57 @@ def answer(text: str = "Hello there", *, reasoning: str | None = None) -> Script
         return [*([token] for token in ids), Last(FinishReason.STOP, [EOS])]
 
     return script
+
+
+class ScriptedChoice:
+    """Turns the steps of one choice into chunks; ends it at a stop string like the engine."""
+
+    def __init__(self, request: Request, choice: int) -> None:
+        self._request = request
+        self._choice = choice
+        self._index = 0
+        self.ended = False
+        sampling = request.sampling
+        self._stops = StopStrings(
+            sampling.stop, TOKENIZER.detokenizer(), sampling.stop_scope, sampling.min_tokens
+        )
+
+    def chunk(self, step: Sequence[int] | str | Last | FinishReason) -> TokenChunk:
+        """The chunk of a step; of its tokens those up to a stop string."""
+        if isinstance(step, FinishReason):
+            step = Last(step)
+        finish = step.finish if isinstance(step, Last) else None
+        tokens = step.tokens if isinstance(step, Last) else step
+        tokens = tuple(TOKENIZER.encode(tokens) if isinstance(tokens, str) else tokens)
+        found = None
+        for count, token in enumerate(tokens, 1):
+            found = self._stops.push(token)
+            if found is not None:
+                tokens, finish = tokens[:count], FinishReason.STOP
+                break
+        chunk = TokenChunk(
+            self._request.request_id,
+            self._index,
+            tokens,
+            finish,
+            "broken" if finish is FinishReason.ERROR else None,
+            "internal_error" if finish is FinishReason.ERROR else None,
+            choice=self._choice,
+            stop=None if found is None else found.stop,
+            stop_cut=0 if found is None else found.cut,
+            logprobs=self._logprobs(tokens),
+        )
+        self._index += len(tokens)
+        self.ended = finish is not None
+        return chunk
+
+    def _logprobs(self, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...] | None:
+        """-0.5 for the first token, -1.5 for the second, ...; the best ids are 0, 1, ...."""
+        count = self._request.sampling.logprobs
+        if count is None:
+            return None
+        best = tuple(range(count)), tuple(-0.25 * n for n in range(count))
+        return tuple(TokenLogprobs(-0.5 - self._index - n, *best) for n in range(len(tokens)))
 
 
 class ScriptedEngine:
@@ -91,7 +151,7 @@ class ScriptedEngine:
         """Chunks of the script, with gapless indices."""
         self.requests.append(request)
         self.running.add(request.request_id)
-        index = 0
+        choices = [ScriptedChoice(request, number) for number in range(request.sampling.n)]
         try:
             for step in self.script(request):
                 if request.request_id in self.aborted:
@@ -101,30 +161,17 @@ class ScriptedEngine:
                 if isinstance(step, Pause):
                     await self._pause(step, request)
                     continue
-                if isinstance(step, FinishReason):
-                    step = Last(step)
-                if isinstance(step, Last):
-                    yield self._last(request, index, step)
-                    return
-                tokens = tuple(TOKENIZER.encode(step) if isinstance(step, str) else step)
-                self.produced += len(tokens)
+                number, part = (step.choice, step.step) if isinstance(step, Of) else (0, step)
+                if choices[number].ended:
+                    continue
+                chunk = choices[number].chunk(part)
+                self.produced += len(chunk.tokens)
                 await asyncio.sleep(0)
-                yield TokenChunk(request.request_id, index, tokens)
-                index += len(tokens)
+                yield chunk
+                if all(choice.ended for choice in choices):
+                    return
         finally:
             self.running.discard(request.request_id)
-
-    def _last(self, request: Request, index: int, last: Last) -> TokenChunk:
-        self.produced += len(last.tokens)
-        failed = last.finish is FinishReason.ERROR
-        return TokenChunk(
-            request.request_id,
-            index,
-            tuple(last.tokens),
-            last.finish,
-            "broken" if failed else None,
-            "internal_error" if failed else None,
-        )
 
     async def _pause(self, pause: Pause, request: Request) -> None:
         end = time.monotonic() + (pause.seconds or 30.0)

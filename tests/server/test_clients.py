@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import httpx
 import openai
@@ -144,6 +145,9 @@ def test_a_path_cannot_forge_log_lines(server: LiveServer) -> None:
     assert line["path"] == "/a??[31mb"
 
 
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
 def sdk(live: LiveServer, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, timeout=20)
 
@@ -185,8 +189,8 @@ def test_openai_sdk_models_and_errors(server: LiveServer) -> None:
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.chat.completions.create(model="other", messages=USER)
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model=MODEL, messages=USER, n=3)
-        assert caught.value.param == "n"
+            client.chat.completions.create(model=MODEL, messages=USER, tools=[TOOL])
+        assert caught.value.param == "tools"
         server.engine.script = lambda request: ["text", FinishReason.ERROR]
         stream = client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         with pytest.raises(openai.APIError, match="broken"):

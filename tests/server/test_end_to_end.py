@@ -102,6 +102,33 @@ def test_the_right_tokens_come_back(served: Served, checkpoint: Path) -> None:
     assert len([delta for delta in deltas if delta]) > 1
 
 
+def test_a_stop_string_ends_the_answer_in_the_engine_process(served: Served) -> None:
+    free = served.chat(max_tokens=24).json()
+    content = free["choices"][0]["message"]["content"]
+    stop = content[5:9]
+    body = served.chat(max_tokens=24, stop=[stop], logprobs=True, top_logprobs=2).json()
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == content[: content.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    entries = choice["logprobs"]["content"]
+    # All its tokens are content, so there is one entry each, the one of the stop string the last.
+    assert len(entries) == body["usage"]["completion_tokens"] < 24
+    assert stop in b"".join(bytes(entry["bytes"]) for entry in entries).decode("utf-8", "replace")
+    assert all(entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in entries)
+
+
+def test_choices_differ_and_each_is_reproducible(served: Served) -> None:
+    fields = {"n": 3, "temperature": 1, "seed": 7, "max_tokens": 12, "frequency_penalty": 0.5}
+    first, again = served.chat(**fields).json(), served.chat(**fields).json()
+    assert first["choices"] == again["choices"]
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert len(set(texts)) == 3
+    events = events_of(served.chat(stream=True, **fields).text)[:-1]
+    for number, text in enumerate(texts):
+        deltas = [c["delta"] for e in events for c in e["choices"] if c["index"] == number]
+        assert "".join(delta.get("content") or "" for delta in deltas) == text
+
+
 def test_a_context_too_long_says_limit_and_length(served: Served) -> None:
     (card,) = httpx.get(f"{served.url}/v1/models").json()["data"]
     error = served.chat(max_tokens=card["max_model_len"]).json()["error"]

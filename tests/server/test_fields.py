@@ -37,6 +37,12 @@ RIGHT = {
     "ignore_eos": {"bool"},
     "temperature": {"number"},
     "stop_token_ids": {"empty-list"},
+    "stop": {"string", "empty-list"},
+    "logprobs": {"bool"},
+    "logit_bias": {"empty-object"},
+    "presence_penalty": {"number"},
+    "frequency_penalty": {"number"},
+    "repetition_penalty": {"number"},
     "chat_template_kwargs": {"empty-object"},
     "content": {"string", "empty-string", "empty-list"},
     "reasoning_content": {"string", "empty-string"},
@@ -128,7 +134,7 @@ requests = st.fixed_dictionaries(
         "model": st.just(MODEL) | json_values,
         "messages": st.lists(messages, max_size=4) | json_values,
     },
-    optional=dict.fromkeys([*FIELDS[2:], *REFUSED], json_values),
+    optional=dict.fromkeys({*FIELDS, *REFUSED} - {"model", "messages"}, json_values),
 )
 
 

@@ -160,7 +160,7 @@ def test_full_disk_on_stdout_exits_4():
         "headrace",
         "headrace.core.request, headrace.core.kv, headrace.core.sampling, headrace.core.output",
         "headrace.recipe",
-        "headrace.engine.scheduler, headrace.kv.pool, headrace.kv.manager, headrace.kv.layout",
+        "headrace.engine.scheduler, headrace.kv, headrace.kv.resume, headrace.core.hashing",
     ],
 )
 def test_import_does_not_load_torch(modules: str):

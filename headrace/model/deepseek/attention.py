@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headrace.model.deepseek.compressor import Compressor
-from headrace.model.deepseek.indexer import Indexer, Selection, SelectionRule, all_visible, select
+from headrace.model.deepseek.indexer import Indexer, SelectionRule, select
 from headrace.model.deepseek.parameters import Linear, Parameters
-from headrace.model.deepseek.step import Step
+from headrace.model.deepseek.step import Selection, Step
 from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.ops.records import RecordView
@@ -35,8 +35,10 @@ class LayerCaches:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Query, key and output weights; names as in the checkpoint."""
+    """Query, key and output weights; names as in the checkpoint. wqkv_a: wq_a above wkv, which
+    share its memory."""
 
+    wqkv_a: Linear
     wq_a: Linear
     q_norm: Tensor
     wq_b: Linear
@@ -49,11 +51,15 @@ class Projections:
     @classmethod
     def load(cls, p: Parameters) -> Projections:
         """Weights below an "attn." scope."""
+        wq_a, wkv = p.linear("wq_a.weight"), p.linear("wkv.weight")
+        rank = wq_a.weight.shape[0]
+        both = Linear(torch.cat((wq_a.weight, wkv.weight)), wq_a.act_group)
         return cls(
-            wq_a=p.linear("wq_a.weight"),
+            wqkv_a=both,
+            wq_a=Linear(both.weight[:rank], wq_a.act_group),
             q_norm=p.wide("q_norm.weight"),
             wq_b=p.linear("wq_b.weight"),
-            wkv=p.linear("wkv.weight"),
+            wkv=Linear(both.weight[rank:], wkv.act_group),
             kv_norm=p.wide("kv_norm.weight"),
             # The released path dequantises wo_a and leaves its input alone.
             wo_a=p.plain("wo_a.weight"),
@@ -62,27 +68,36 @@ class Projections:
         )
 
     def query(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], spec: ModelSpec, ops: OpTable
+        self, x: Tensor, rotation: Tensor, spec: ModelSpec, ops: OpTable
     ) -> tuple[Tensor, Tensor]:
         """(query latent [T, q_lora_rank], rotated queries [T, H, d]) of x [T, D]."""
-        qr = ops.rms_norm(self.wq_a(x, ops), self.q_norm, spec.rms_eps)
-        q = self.wq_b(qr, ops).unflatten(-1, (spec.num_heads, spec.head_dim))
+        return self._query(self.wq_a(x, ops), rotation, spec, ops)
+
+    def query_and_key(
+        self, x: Tensor, rotation: Tensor, spec: ModelSpec, ops: OpTable
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(query latent, queries, keys) as `query` and `key` give them."""
+        both = self.wqkv_a(x, ops)
+        qr, q = self._query(both[:, : spec.q_lora_rank], rotation, spec, ops)
+        kv = both[:, spec.q_lora_rank :]
+        return qr, q, ops.norm_rope(kv, self.kv_norm, spec.rms_eps, rotation)
+
+    def _query(
+        self, latent: Tensor, rotation: Tensor, spec: ModelSpec, ops: OpTable
+    ) -> tuple[Tensor, Tensor]:
+        qr = ops.rms_norm(latent, self.q_norm, spec.rms_eps)
+        q = self.wq_b(qr, ops).view(-1, spec.num_heads, spec.head_dim)
         if spec.q_head_norm:
-            q = ops.rms_norm(q, None, spec.rms_eps)
-        return qr, ops.rope(q, *rotation, False)
+            return qr, ops.norm_rope(q, None, spec.rms_eps, rotation)
+        return qr, ops.rope(q, rotation, False)
 
-    def key(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], spec: ModelSpec, ops: OpTable
-    ) -> Tensor:
+    def key(self, x: Tensor, rotation: Tensor, spec: ModelSpec, ops: OpTable) -> Tensor:
         """Rotated window keys [T, d] of x [T, D], not yet rounded to the cache format."""
-        kv = ops.rms_norm(self.wkv(x, ops), self.kv_norm, spec.rms_eps)
-        return ops.rope(kv, *rotation, False)
+        return ops.norm_rope(self.wkv(x, ops), self.kv_norm, spec.rms_eps, rotation)
 
-    def output(
-        self, o: Tensor, rotation: tuple[Tensor, Tensor], spec: ModelSpec, ops: OpTable
-    ) -> Tensor:
+    def output(self, o: Tensor, rotation: Tensor, spec: ModelSpec, ops: OpTable) -> Tensor:
         """Attention output o [T, H, d] rotated back, through the grouped projection -> [T, D]."""
-        o = ops.rope(o, *rotation, True)
+        o = ops.rope(o, rotation, True)
         return self.wo_b(ops.grouped_projection(o, self.wo_a, spec.o_groups), ops)
 
 
@@ -125,21 +140,20 @@ class Attention:
         """
         ratio = self.layer.ratio
         rotation = step.compressed if ratio else step.plain
-        qr, q = self.projections.query(x, rotation, spec, ops)
-        window = self._window(x, rotation, step, caches.window, spec, ops)
+        qr, q, kv = self.projections.query_and_key(x, rotation, spec, ops)
+        window, window_index = self._window(kv, step, caches.window, spec, ops)
         if not stored:
             self.store_entries(x, step, caches, spec, ops)
         if ratio:
             selection = self._select(x, qr, step, caches, selection, spec, numerics, ops)
-        none = torch.empty((x.shape[0], 0), dtype=torch.int64)
         use = selection if ratio else None
         o = ops.sparse_attention(
             q,
             window,
-            step.window_index,
+            window_index,
             caches.entries if ratio else None,
-            use.block if use is not None else none,
-            use.offset if use is not None else none,
+            use.block if use is not None else step.nothing,
+            use.offset if use is not None else step.nothing,
             self.projections.sink,
             spec.head_dim**-0.5,
         )
@@ -147,24 +161,28 @@ class Attention:
 
     def _window(
         self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        kv: Tensor,
         step: Step,
         view: RecordView,
         spec: ModelSpec,
         ops: OpTable,
-    ) -> Tensor:
-        """Window keys [B * (W - 1) + T, d]: ring rows before each chunk, then the chunk's rows.
+    ) -> tuple[Tensor, Tensor]:
+        """Window keys [n, d] and, for each row, which of them it sees: int64 [T, W].
 
-        The ring is read before the chunk's rows are stored: their places overlap.
+        The keys are ring rows before each chunk, then the chunk's rows. The ring is read before
+        the chunk's rows are stored: their places overlap.
         """
-        kv = self.projections.key(x, rotation, spec, ops)
         history = step.history(spec.window - 1, view.data.shape[1])
+        if step.single:
+            # The ring has room for the whole window: one row each overlaps with nothing.
+            ops.write_records(view, history.write_slots, history.write_minor, kv)
+            keys = ops.read_majors(view, step.batch.slots, kv.dtype)
+            return keys.flatten(0, 1), step.recent(view.data.shape[1]).index
         before = ops.read_records(view, history.slots, history.minor, kv.dtype)
         rounded = ops.round_rows(kv, view)
-        kept = history.write_rows
-        ops.write_records(view, history.write_slots, history.write_minor, kv[kept])
-        return torch.cat((before.flatten(0, 1), rounded))
+        kept = history.kept(kv)
+        ops.write_records(view, history.write_slots, history.write_minor, kept)
+        return torch.cat((before.flatten(0, 1), rounded)), step.window_index
 
     def store_entries(
         self, x: Tensor, step: Step, caches: LayerCaches, spec: ModelSpec, ops: OpTable
@@ -174,15 +192,16 @@ class Attention:
             return
         done = self.compressor.completed(step)
         latent = self.compressor.forward(x, step, caches.state, spec.rms_eps, ops)
-        rotation = step.rotation(done.positions, self.layer.ratio)
         if self.indexer is not None and caches.index_keys is not None:
+            # Called even if no entry is complete: it may keep a state of its own.
             keys = self.indexer.keys(x, latent, step, caches.index_state, spec, ops)
-            if keys is not None:
-                keys = ops.rope(keys, *rotation, False)
-                keys = ops.hadamard(keys) if spec.index_hadamard else keys
+            if keys is not None and done.count:
+                keys = ops.rope(keys, done.rotation, False)
+                keys = ops.hadamard(keys) if self.indexer.rotates else keys
                 ops.write_records(caches.index_keys, done.block, done.offset, keys)
-        entries = ops.rope(latent, *rotation, False)
-        ops.write_records(caches.entries, done.block, done.offset, entries)
+        if done.count:
+            entries = ops.rope(latent, done.rotation, False)
+            ops.write_records(caches.entries, done.block, done.offset, entries)
 
     def _select(
         self,
@@ -198,13 +217,14 @@ class Attention:
         """This layer's own selection, the one of its index source, or all visible entries."""
         ratio = self.layer.ratio
         if self.indexer is not None and caches.index_keys is not None:
-            q = self.indexer.queries(qr, step.compressed, spec, numerics, ops)
-            weights = self.indexer.head_weights(x, spec, ops)
+            indexer = self.indexer
+
+            def query() -> tuple[Tensor, Tensor]:
+                q = indexer.queries(qr, step.compressed, spec, numerics, ops)
+                return q, indexer.head_weights(x, spec, ops)
+
             rule = SelectionRule.of(self.layer, spec)
-            return select(rule, step, q, weights, caches.index_keys, selection, ops)
+            return select(rule, step, query, caches.index_keys, selection, ops)
         if self.layer.index_source is not None:
             return selection
-        entries = max(span.end for span in step.spans) // ratio
-        places = all_visible(step.visible(ratio), entries)
-        block, offset = step.entry_slots(places, torch.arange(x.shape[0]), ratio)
-        return Selection(places, block, offset)
+        return step.everything(ratio)

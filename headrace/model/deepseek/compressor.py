@@ -21,16 +21,17 @@ from headrace.ops.signatures import OpTable
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """wkv [c, D], wgate [c, D] (None for ratio 1), ape [ratio, c] or None, norm [width].
+    """weight [c, D] for ratio 1, else wkv above wgate [2c, D]; norm [width].
 
-    c = 2 * width where groups overlap, else width.
+    c = 2 * width where groups overlap, else width. ape [ratio, 2c] or None: added to kv | score by
+    place in the group, its first half is 0.
     """
 
     ratio: int
     width: int
     overlap: bool
-    wkv: Tensor
-    wgate: Tensor | None
+    pooled: bool
+    weight: Tensor
     ape: Tensor | None
     norm: Tensor
 
@@ -38,14 +39,19 @@ class Compressor:
     def load(cls, p: Parameters, ratio: int, width: int, overlap: bool) -> Compressor:
         """Weights below a "compressor." scope."""
         pooled = p.has("wgate.weight")
+        # The released path promotes pooled projections to fp32.
+        weight = (
+            torch.cat((p.wide("wkv.weight"), p.wide("wgate.weight")))
+            if pooled
+            else p.plain("wkv.weight")
+        )
         return cls(
             ratio=ratio,
             width=width,
             overlap=overlap,
-            # The released path promotes pooled projections to fp32.
-            wkv=p.wide("wkv.weight") if pooled else p.plain("wkv.weight"),
-            wgate=p.wide("wgate.weight") if pooled else None,
-            ape=p.wide("ape") if p.has("ape") else None,
+            pooled=pooled,
+            weight=weight,
+            ape=_score_bias(p.wide("ape")) if p.has("ape") else None,
             norm=p.wide("norm.weight"),
         )
 
@@ -58,36 +64,26 @@ class Compressor:
     ) -> Tensor:
         """Latents [E, width] of the completed entries from x [T, D]; updates the state rows."""
         done = self.completed(step)
-        if self.wgate is None or state is None:
-            return ops.rms_norm(ops.linear(x, self.wkv)[done.rows], self.norm, eps)
-        pooled = self._pool(self._open_rows(x, step, state, ops), done, ops)
-        return ops.rms_norm(pooled.to(x.dtype), self.norm, eps)
-
-    def _open_rows(self, x: Tensor, step: Step, state: RecordView, ops: OpTable) -> Tensor:
-        """(kv | score) [B * reach + T, 2c] of history and chunk; stores the chunk's last rows."""
-        wx = wide(x)
-        score = ops.linear(wx, self.wgate)
+        if not self.pooled or state is None:
+            return ops.rms_norm(ops.linear(done.of(x), self.weight), self.norm, eps)
+        rows = ops.linear(wide(x), self.weight)  # kv | score
         if self.ape is not None:
-            score = score + self.ape[step.batch.positions % self.ratio]
-        rows = torch.cat((ops.linear(wx, self.wkv), score), dim=-1)
+            rows += self.ape.index_select(0, step.phase(self.ratio))
         reach = self.ratio * (2 if self.overlap else 1) - 1
         history = step.history(reach, state.data.shape[1], replayed=False)
-        before = ops.read_records(state, history.slots, history.minor, rows.dtype)
-        kept = history.write_rows
-        ops.write_records(state, history.write_slots, history.write_minor, rows[kept])
-        return torch.cat((before.flatten(0, 1), rows))
+        before = None
+        if done.count:
+            # Read before the chunk's rows are stored: their places overlap.
+            before = ops.read_records(state, history.slots, history.minor, rows.dtype)
+        kept = history.kept(rows)
+        ops.write_records(state, history.write_slots, history.write_minor, kept)
+        if before is None:
+            return x.new_empty((0, self.width))
+        both = torch.cat((before.flatten(0, 1), rows))
+        pooled = ops.pool_entries(both, done.tokens, self.overlap)
+        return ops.rms_norm(pooled.to(x.dtype), self.norm, eps)
 
-    def _pool(self, rows: Tensor, done: Completed, ops: OpTable) -> Tensor:
-        """Pooled channels [E, width] of the groups that completed."""
-        present = (done.tokens >= 0).unsqueeze(-1)
-        kv, score = rows[done.tokens.clamp_min(0)].chunk(2, dim=-1)
-        kv = kv.masked_fill(~present, 0.0)
-        score = score.masked_fill(~present, -torch.inf)
-        if self.overlap:
-            kv, score = self._half_channels(kv), self._half_channels(score)
-        return ops.pool_groups(kv, score)
 
-    def _half_channels(self, rows: Tensor) -> Tensor:
-        """Overlap: first half of the channels for the group before, second half for this one."""
-        before, current = rows[:, : self.ratio, : self.width], rows[:, self.ratio :, self.width :]
-        return torch.cat((before, current), dim=1)
+def _score_bias(ape: Tensor) -> Tensor:
+    """ape [ratio, c] as what is added to rows of kv and score [.., 2c]."""
+    return torch.cat((torch.zeros_like(ape), ape), dim=1)

@@ -105,9 +105,8 @@ class DraftModule:
         x = ops.rms_norm(self.main_proj(features, ops), self.main_norm, self.spec.rms_eps)
         for stage, view in zip(self.stages, windows, strict=True):
             history = step.history(self.spec.window - 1, view.data.shape[1])
-            kept = history.write_rows
-            key = stage.projections.key(x, step.plain, self.spec, ops)
-            ops.write_records(view, history.write_slots, history.write_minor, key[kept])
+            key = history.kept(stage.projections.key(x, step.plain, self.spec, ops))
+            ops.write_records(view, history.write_slots, history.write_minor, key)
 
     def draft(
         self,
@@ -163,14 +162,11 @@ class DraftModule:
         pre = torch.zeros((batch * n, spec.hc_mult), dtype=wide)
         pre[:, 0] = 1.0
         for stage, view in zip(self.stages, windows, strict=True):
-            a_pre, post, comb = stage.hc_attn.mix(streams, spec, ops)
-            x = ops.rms_norm(ops.hc_collapse(streams, pre), stage.attn_norm, spec.rms_eps)
+            x, pre, post, comb = stage.hc_attn.enter(streams, pre, stage.attn_norm, spec, ops)
             y = self._attend(stage, x, positions, slots, view, index, rotation, ops)
             streams = ops.hc_merge(y, streams, post, comb)
-            f_pre, post, comb = stage.hc_ffn.mix(streams, spec, ops)
-            x = ops.rms_norm(ops.hc_collapse(streams, a_pre), stage.ffn_norm, spec.rms_eps)
+            x, pre, post, comb = stage.hc_ffn.enter(streams, pre, stage.ffn_norm, spec, ops)
             streams = ops.hc_merge(stage.moe.forward(x, ids, spec, ops), streams, post, comb)
-            pre = f_pre
         return ops.hc_collapse(streams, pre).unflatten(0, (batch, n))
 
     def _key_index(self, positions: Tensor, n: int) -> Tensor:
@@ -191,7 +187,7 @@ class DraftModule:
         slots: Tensor,
         view: RecordView,
         index: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Tensor,
         ops: OpTable,
     ) -> Tensor:
         """Attention of the block's rows over the W positions before it and all of its own rows."""

@@ -7,43 +7,71 @@ the compressor's latent (V4.1) or from a compressor of the indexer's own (V4).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headrace.model.deepseek.compressor import Compressor
 from headrace.model.deepseek.parameters import Linear, Parameters
-from headrace.model.deepseek.step import Span, Step
+from headrace.model.deepseek.step import Selection, Span, Step
 from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.ops.records import RecordView
 from headrace.ops.signatures import OpTable
 
 
-@dataclass(slots=True)
-class Selection:
-    """What flows from index sources to the layers after them, within one step.
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """How one index source selects: its ratio, and its part in the two-level search."""
 
-    places int64 [T, K]: entry indices ascending, -1 = none. block, offset [T, K]: where they lie.
-    candidates: per span, bool [rows, N] or None (no restriction).
-    """
+    ratio: int
+    top_k: int
+    is_candidate_source: bool
+    candidate_blocks: int
+    candidate_block_size: int
 
-    places: Tensor
-    block: Tensor
-    offset: Tensor
-    candidates: list[Tensor | None] = field(default_factory=list)
+    def restricts(self, entries: int) -> bool:
+        """Whether the two-level search can leave anything out of this many entries."""
+        if not self.candidate_blocks:
+            return False
+        return -(-entries // self.candidate_block_size) > self.candidate_blocks
+
+    def scores(self, span: Span, allowed: Tensor | None) -> bool:
+        """Whether rows of the span may see more than they take, so that scores are needed."""
+        entries = span.end // self.ratio
+        restricted = self.is_candidate_source and self.restricts(entries)
+        return allowed is not None or restricted or entries > self.top_k
+
+    @classmethod
+    def of(cls, layer: LayerSpec, spec: ModelSpec) -> SelectionRule:
+        """Rule of an index source; layers before the candidate source search alone."""
+        source = spec.candidate_source
+        two_level = source is not None and layer.index >= source
+        return cls(
+            ratio=layer.ratio,
+            top_k=spec.index_topk,
+            is_candidate_source=layer.index == source,
+            candidate_blocks=spec.candidate_blocks if two_level else 0,
+            candidate_block_size=spec.candidate_block_size,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """wq_b [h * d, q_lora_rank], weights_proj [h, D]; wk, k_norm or `compressor` for key owners."""
+    """wq_b [h * d, q_lora_rank], weights_proj [h, D]; wk, k_norm or `compressor` for key owners.
+
+    rotates: whether queries and keys go through the Hadamard rotation. It spreads outliers before
+    they are quantised and cancels in their products, so that plain caches do without.
+    """
 
     wq_b: Linear
     weights_proj: Tensor
     wk: Tensor | None
     k_norm: Tensor | None
     compressor: Compressor | None
+    rotates: bool
 
     @classmethod
     def load(cls, p: Parameters, layer: LayerSpec, spec: ModelSpec) -> Indexer:
@@ -62,6 +90,7 @@ class Indexer:
             wk=p.plain("wk.weight") if latent else None,
             k_norm=p.wide("k_norm.weight") if latent else None,
             compressor=compressor,
+            rotates=spec.index_hadamard and p.numerics.kv_quant,
         )
 
     def keys(
@@ -83,15 +112,15 @@ class Indexer:
     def queries(
         self,
         qr: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Tensor,
         spec: ModelSpec,
         numerics: Numerics,
         ops: OpTable,
     ) -> Tensor:
         """Index queries [T, h, d] of the normalised query latent qr [T, q_lora_rank]."""
-        q = self.wq_b(qr, ops).unflatten(-1, (spec.index_heads, spec.index_dim))
-        q = ops.rope(q, *rotation, False)
-        if spec.index_hadamard:
+        q = self.wq_b(qr, ops).view(-1, spec.index_heads, spec.index_dim)
+        q = ops.rope(q, rotation, False)
+        if self.rotates:
             q = ops.hadamard(q)
         return ops.fake_fp4_ue8m0(q) if numerics.kv_quant else q
 
@@ -101,65 +130,49 @@ class Indexer:
         return ops.linear(x, self.weights_proj) * scale
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionRule:
-    """How one index source selects: its ratio, and its part in the two-level search."""
-
-    ratio: int
-    top_k: int
-    is_candidate_source: bool
-    candidate_blocks: int
-    candidate_block_size: int
-
-    def restricts(self, entries: int) -> bool:
-        """Whether the two-level search can leave anything out of this many entries."""
-        if not self.candidate_blocks:
-            return False
-        return -(-entries // self.candidate_block_size) > self.candidate_blocks
-
-    @classmethod
-    def of(cls, layer: LayerSpec, spec: ModelSpec) -> SelectionRule:
-        """Rule of an index source; layers before the candidate source search alone."""
-        source = spec.candidate_source
-        two_level = source is not None and layer.index >= source
-        return cls(
-            ratio=layer.ratio,
-            top_k=spec.index_topk,
-            is_candidate_source=layer.index == source,
-            candidate_blocks=spec.candidate_blocks if two_level else 0,
-            candidate_block_size=spec.candidate_block_size,
-        )
-
-
 def select(
     rule: SelectionRule,
     step: Step,
-    q: Tensor,
-    weights: Tensor,
+    query: Callable[[], tuple[Tensor, Tensor]],
     keys: RecordView,
     before: Selection | None,
     ops: OpTable,
 ) -> Selection:
-    """Select entries for all rows: q [T, h, d], weights [T, h], keys of the index-key owner.
+    """Select entries for all rows; keys are those of the index-key owner.
 
+    query: gives q [T, h, d] and weights [T, h]; not called where every row takes all it sees.
     `before` is the candidate source's selection for later sources of the two-level search.
     """
+    allowed: list[Tensor | None] = [None] * len(step.spans)
+    if before is not None and not rule.is_candidate_source and before.candidates:
+        allowed = before.candidates
+    scored = [rule.scores(s, a) for s, a in zip(step.spans, allowed, strict=True)]
+    if step.row_tile == 1 and not any(scored):
+        return step.everything(rule.ratio)
     chosen: list[Tensor] = []
     candidates: list[Tensor | None] = []
-    for number, span in enumerate(step.spans):
-        allowed = None
-        if before is not None and not rule.is_candidate_source and before.candidates:
-            allowed = before.candidates[number]
-        places, mask = _select_span(rule, step, span, q, weights, keys, allowed, ops)
-        chosen.append(places)
-        candidates.append(mask if rule.is_candidate_source else allowed)
+    q, weights = query() if any(scored) else (None, None)
+    for span, mask in zip(step.spans, allowed, strict=True):
+        if q is None or weights is None or not rule.scores(span, mask):
+            chosen.append(span.of(step.everything(rule.ratio).places))
+            found = None
+        else:
+            places, found = _select_span(rule, step, span, q, weights, keys, mask, ops)
+            chosen.append(places)
+        candidates.append(found if rule.is_candidate_source else mask)
     # A fixed width keeps a row's attention the same in every batch.
     width = max(p.shape[1] for p in chosen) if step.row_tile == 1 else rule.top_k
-    places = torch.full((q.shape[0], width), -1, dtype=torch.int64)
-    for span, found in zip(step.spans, chosen, strict=True):
-        places[span.rows, : found.shape[1]] = found
-    rows = torch.arange(q.shape[0])
-    block, offset = step.entry_slots(places, rows, rule.ratio)
+    if len(chosen) == 1 and chosen[0].shape[1] == width:
+        places = chosen[0]
+    else:
+        places = torch.full((step.batch.total_rows, width), -1, dtype=torch.int64)
+        for span, part in zip(step.spans, chosen, strict=True):
+            part = part[:, :width]
+            if span.rows is None:
+                places[:, : part.shape[1]] = part
+            else:
+                places[span.rows, : part.shape[1]] = part
+    block, offset = step.entry_slots(places, rule.ratio)
     return Selection(places, block, offset, candidates)
 
 
@@ -174,29 +187,19 @@ def _select_span(
     ops: OpTable,
 ) -> tuple[Tensor, Tensor | None]:
     """(places [rows, k], candidate mask) of one rectangle of rows."""
-    entries = span.end // rule.ratio
-    visible = step.visible(rule.ratio)[span.rows]
-    restricted = allowed is not None or (rule.is_candidate_source and rule.restricts(entries))
-    if entries <= rule.top_k and not restricted:
-        return all_visible(visible, entries), None
-    block, offset = step.entry_rows(span, rule.ratio)
-    key_rows = ops.read_records(keys, block, offset, q.dtype)
+    count = step.entries(span, rule.ratio)
+    blocks = ops.read_majors(keys, step.entry_blocks(span, rule.ratio), q.dtype)
+    key_rows = blocks.flatten(1, 2)[:, :count]
     shape = (len(span.sequences), span.q_len)
     scores = ops.index_scores(
-        q[span.rows].unflatten(0, shape), weights[span.rows].unflatten(0, shape), key_rows
+        span.of(q).view(*shape, *q.shape[1:]), span.of(weights).view(*shape, -1), key_rows
     )
     scores = scores.flatten(0, 1)
-    unseen = torch.arange(scores.shape[-1]) >= visible.unsqueeze(-1)
-    scores = scores.masked_fill(unseen, -torch.inf)
+    visible = span.of(step.visible(rule.ratio))
+    scores.masked_fill_(step.unseen(span, rule.ratio), -torch.inf)
     mask = None
-    if rule.is_candidate_source and rule.restricts(entries):
+    if rule.is_candidate_source and rule.restricts(span.end // rule.ratio):
         mask = ops.candidate_mask(scores, visible, rule.candidate_block_size, rule.candidate_blocks)
     if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        scores.masked_fill_(~allowed, -torch.inf)
     return ops.select_top_k(scores, rule.top_k), mask
-
-
-def all_visible(visible: Tensor, entries: int) -> Tensor:
-    """Places 0..entries-1 of each row, -1 where not visible: int64 [rows, entries]."""
-    places = torch.arange(entries)
-    return torch.where(places < visible.unsqueeze(-1), places, -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,9 @@ from headrace.model.deepseek.attention import Attention, LayerCaches
 from headrace.model.deepseek.dspark import DraftModule, Drafts, Pick, pick_greedy
 from headrace.model.deepseek.engram import Engram, compress_ngrams
 from headrace.model.deepseek.hyper_connections import HyperConnection
-from headrace.model.deepseek.indexer import Selection
 from headrace.model.deepseek.moe import MoE
 from headrace.model.deepseek.parameters import Parameters
-from headrace.model.deepseek.step import Step
+from headrace.model.deepseek.step import Selection, Step
 from headrace.model.engram_tables import EngramTables
 from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
@@ -37,6 +37,10 @@ Observer = Callable[[str, int, Tensor], None]
 # Variable row counts are padded to this many in the batch-invariant mode, so that every operator
 # call sees whole tiles: vector tails and matrix edges never depend on the batch.
 ROW_TILE = 32
+
+
+# Rows that belong to nobody and failed requests may hold NaN: values, not reasons to warn.
+_quiet = np.errstate(all="ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Model:
         self.row_tile = ROW_TILE if numerics.batch_invariant else 1
         # Test oracle of the truncation: consumers compute all rows with the narrowed windows.
         self.truncate_by_mask = False
+        self._bound: tuple[KVCache, list[LayerCaches]] | None = None
         self._embed = p.stored("embed.weight")
         self._head = p.wide("head.weight")
         self._norm = p.wide("norm.weight")
@@ -140,6 +145,12 @@ class Model:
         return None
 
     def _layer_caches(self, cache: KVCache) -> list[LayerCaches]:
+        """Views per layer, kept for the cache of the last call: an engine has only one."""
+        if self._bound is None or self._bound[0] is not cache:
+            self._bound = cache, self._bind(cache)
+        return self._bound[1]
+
+    def _bind(self, cache: KVCache) -> list[LayerCaches]:
         def view(prefix: str, layer: int | None) -> RecordView | None:
             if layer is None:
                 return None
@@ -166,6 +177,7 @@ class Model:
     # --- forward -------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @_quiet
     def forward(self, batch: Batch, cache: KVCache, observe: Observer | None = None) -> Tensor:
         """Logits [S, V] of the rows that want them, fp32 (fp64 in the fp64 mode)."""
         end = self._backbone(batch, cache, observe or _ignore)
@@ -174,13 +186,12 @@ class Model:
             if observe is not None:
                 observe("draft_features", 0, feature)
             self._draft.context(feature, end.step, self._draft_windows(cache), self.ops)
-        rows = end.batch.logit_rows
-        streams, pre = end.streams[rows], end.pre[rows]
+        streams, pre, rows = end.streams, end.pre, end.batch.logit_rows
+        if len(rows) < len(streams):  # else all of them, in order
+            streams, pre = streams[rows], pre[rows]
         if self._hc_head is not None:
             head = self._hc_head
-            pre = self.ops.hc_head(
-                streams, head.fn, head.base, head.scale, self.spec.rms_eps, self.spec.hc_eps
-            )
+            pre = self.ops.hc_head(streams, head.fn, head.base, self.spec.rms_eps, self.spec.hc_eps)
         hidden = self.ops.hc_collapse(streams, pre)
         if observe is not None:
             observe("hidden", self.spec.num_layers, hidden)
@@ -227,9 +238,7 @@ class Model:
                 at.step = self._step(at.batch)
             return False
         spec, ops = self.spec, self.ops
-        a_pre, _, _ = layer.hc_attn.mix(at.streams, spec, ops)
-        x = ops.hc_collapse(at.streams, at.pre if spec.hc_shifted else a_pre)
-        x = ops.rms_norm(x, layer.attn_norm, spec.rms_eps)
+        x, *_ = layer.hc_attn.enter(at.streams, at.pre, layer.attn_norm, spec, ops)
         layer.attention.store_entries(x, at.step, caches, spec, ops)
         at.batch, rows = cut
         at.streams, at.pre, at.selection = at.streams[rows], at.pre[rows], None
@@ -244,9 +253,7 @@ class Model:
     ) -> None:
         """Attention and experts of one layer; moves `at` on."""
         spec, ops, number = self.spec, self.ops, layer.spec.index
-        a_pre, post, comb = layer.hc_attn.mix(at.streams, spec, ops)
-        x = ops.hc_collapse(at.streams, at.pre if spec.hc_shifted else a_pre)
-        x = ops.rms_norm(x, layer.attn_norm, spec.rms_eps)
+        x, pre, post, comb = layer.hc_attn.enter(at.streams, at.pre, layer.attn_norm, spec, ops)
         y, at.selection = layer.attention.forward(
             x, at.step, caches, at.selection, spec, self.numerics, ops, stored=stored
         )
@@ -254,12 +261,10 @@ class Model:
         if layer.spec.indexes and at.selection is not None:
             observe("top_k", number, at.selection.places)
         streams = ops.hc_merge(y, at.streams, post, comb)
-        f_pre, post, comb = layer.hc_ffn.mix(streams, spec, ops)
-        x = ops.hc_collapse(streams, a_pre if spec.hc_shifted else f_pre)
-        x = ops.rms_norm(x, layer.ffn_norm, spec.rms_eps)
+        x, pre, post, comb = layer.hc_ffn.enter(streams, pre, layer.ffn_norm, spec, ops)
         y = layer.moe.forward(x, at.batch.token_ids, spec, ops)
         observe("ffn_out", number, y)
-        at.streams, at.pre = ops.hc_merge(y, streams, post, comb), f_pre
+        at.streams, at.pre = ops.hc_merge(y, streams, post, comb), pre
         observe("stream_out", number, at.streams)
 
     def _compressed_ngrams(self, batch: Batch) -> Tensor | None:
@@ -292,6 +297,7 @@ class Model:
         return [cache.view("window_draft", stage) for stage in range(stages)]
 
     @torch.no_grad()
+    @_quiet
     def draft(
         self,
         next_ids: Tensor,

@@ -49,14 +49,18 @@ class Parameters:
         """A tensor as it lies in the file, mapped and not copied."""
         return self.checkpoint.tensor(self.prefix + name)
 
-    def stack(self, names: list[str]) -> Tensor:
-        """Tensors of equal shape stacked in the compute dtype, filled one at a time."""
+    def stack(self, names: list[list[str]]) -> Tensor:
+        """Matrices of equal shape [n, m] in the compute dtype, filled one at a time.
+
+        Those of an inner list lie above each other: [len(names), len(names[0]) * n, m].
+        """
         dtype = self.numerics.torch_dtype
-        shape = self.checkpoint.shape(self.prefix + names[0])
-        out = torch.empty((len(names), *shape), dtype=dtype)
-        for place, name in zip(out, names, strict=True):
-            self.checkpoint.dequantised(self.prefix + name, dtype, out=place)
-        return out
+        shape = self.checkpoint.shape(self.prefix + names[0][0])
+        out = torch.empty((len(names), len(names[0]), *shape), dtype=dtype)
+        for places, row in zip(out, names, strict=True):
+            for place, name in zip(places, row, strict=True):
+                self.checkpoint.dequantised(self.prefix + name, dtype, out=place)
+        return out.flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ Positions are absolute and 0-based; an index of -1 means "no key".
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.model.batch import Batch
@@ -19,7 +22,11 @@ from headrace.model.spec import ModelSpec, YarnSpec
 
 BLOCK_TOKENS = 128
 
+# Indices are computed in NumPy, where a call on few numbers costs a third of a torch call.
+Ints = NDArray[np.int64]
 
+
+@cache
 def inverse_frequencies(theta: float, dims: int, yarn: YarnSpec | None) -> Tensor:
     """Rotary frequencies fp32 [dims / 2]; YaRN only blends them, without a magnitude factor."""
     frequency = theta ** -(torch.arange(0, dims, 2, dtype=torch.float32) / dims)
@@ -37,10 +44,10 @@ def inverse_frequencies(theta: float, dims: int, yarn: YarnSpec | None) -> Tenso
     return frequency / yarn.factor * ramp + frequency * (1 - ramp)
 
 
-def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, R] of position * frequency, in `dtype` (fp32, or fp64 in the fp64 mode)."""
+def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    """(cos, sin) [T, R, 2] of position * frequency, in `dtype` (fp32, or fp64 in the fp64 mode)."""
     angle = positions.to(dtype).unsqueeze(-1) * frequencies.to(dtype)
-    return torch.cos(angle), torch.sin(angle)
+    return torch.stack((torch.cos(angle), torch.sin(angle)), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +55,47 @@ class History:
     """Rows of the last `reach` positions before each sequence's chunk, then the chunk's own rows.
 
     slots, minor int64 [B, reach]: where they lie in the ring. write_rows int64 [n]: chunk rows that
-    stay in the ring (the last `rows` of each sequence), write_slots / write_minor: where.
+    stay in the ring (the last `rows` of each sequence), None: all; write_slots, write_minor: where.
     """
 
     reach: int
     slots: Tensor
     minor: Tensor
-    write_rows: Tensor
+    write_rows: Tensor | None
     write_slots: Tensor
     write_minor: Tensor
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Those of the chunk's rows [T, ...] that stay in the ring."""
+        return rows if self.write_rows is None else rows[self.write_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Window of steps with one row per sequence, whose rings hold its own row too.
+
+    index int64 [B, rows]: which of the rows [B * rows] of their rings they see, in the order in
+    which they lie there, -1 = not visible.
+    """
+
+    index: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Sequences with equally many rows, so that their rows form a rectangle.
 
-    sequences int64 [b]; rows int64 [b * q_len]; entries: most entries that any of the rows sees
-    (per ratio: `entries_for`).
+    sequences int64 [b]; rows int64 [b * q_len], None: all rows in order; end: highest position + 1.
     """
 
     sequences: Tensor
-    rows: Tensor
+    rows: Tensor | None
     q_len: int
-    end: int  # highest position + 1
+    end: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """The span's rows of `values` [T, ...]."""
+        return values if self.rows is None else values[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +103,34 @@ class Completed:
     """Compressed entries that this step completes, E of them (padded to a whole row tile).
 
     tokens int64 [E, span]: rows into (history, chunk) of the tokens pooled into each, -1 = none.
-    rows int64 [E]: the row that completes it. block, offset int64 [E]: where it is stored.
-    positions int64 [E]: of the group's first token.
+    rows int64 [E]: the row that completes it, None: all rows in order. block, offset int64 [E]:
+    where it is stored. rotation: (cos, sin) [E, R, 2] at the group's first token.
     """
 
+    count: int
     tokens: Tensor
-    rows: Tensor
+    rows: Tensor | None
     block: Tensor
     offset: Tensor
-    positions: Tensor
+    rotation: Tensor
+
+    def of(self, values: Tensor) -> Tensor:
+        """Rows [E, ...] of `values` [T, ...] that complete the entries."""
+        return values if self.rows is None else values[self.rows]
+
+
+@dataclass(slots=True)
+class Selection:
+    """What flows from index sources to the layers after them, within one step.
+
+    places int64 [T, K]: entry indices ascending, -1 = none. block, offset [T, K]: where they lie.
+    candidates: per span, bool [rows, N] or None (no restriction).
+    """
+
+    places: Tensor
+    block: Tensor
+    offset: Tensor
+    candidates: list[Tensor | None] = field(default_factory=list)
 
 
 class Step:
@@ -97,131 +141,217 @@ class Step:
         self.batch = batch
         self.dtype = dtype
         self.row_tile = row_tile
-        self._write_from = torch.from_numpy(batch.write_from)
+        self._positions: Ints = batch.positions.numpy()
+        self._sequence: Ints = batch.sequence.numpy()
+        self._tables: Ints = batch.block_tables.numpy()
+        self._slots: Ints = batch.slots.numpy()
         self._cu = np.concatenate(([0], np.cumsum(batch.q_len)))
+        # One row per sequence: decode, and nothing else. Their windows are read in the order of the
+        # rings, which rounds sums differently: not where rows must be equal in every batch.
+        self.single = row_tile == 1 and len(batch.q_len) == len(self._positions)
         self.plain = self.rotation(batch.positions, 0)
         self.compressed = self.rotation(batch.positions, 1)
-        self.window_index = self._window_index()
         self.spans = self._spans()
-        self._histories: dict[tuple[int, int, bool], History] = {}
-        self._completed: dict[tuple[int, int], Completed] = {}
+        # Entries of layers that have none.
+        self.nothing = torch.empty((batch.total_rows, 0), dtype=torch.int64)
+        self._cached: dict[Any, Any] = {}
 
-    def rotation(self, positions: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-        """cos, sin [n, R] for a layer of `ratio` (0: plain RoPE, else YaRN on the other base)."""
+    def rotation(self, positions: Tensor, ratio: int) -> Tensor:
+        """(cos, sin) [n, R, 2] for layers of `ratio`: 0 is plain RoPE, else YaRN, another base."""
         s = self.spec
         theta, yarn = (s.rope_theta, None) if ratio == 0 else (s.compress_rope_theta, s.yarn)
         return angles(positions, inverse_frequencies(theta, s.rope_dim, yarn), self.dtype)
 
     def visible(self, ratio: int) -> Tensor:
         """Entries each row sees, int64 [T]: groups whose last token is not after the row."""
-        return (self.batch.positions + 1) // ratio
+        key = ("visible", ratio)
+        if key not in self._cached:
+            self._cached[key] = torch.from_numpy((self._positions + 1) // ratio)
+        found: Tensor = self._cached[key]
+        return found
+
+    def phase(self, ratio: int) -> Tensor:
+        """Place of each row's token in its group, int64 [T]."""
+        key = ("phase", ratio)
+        if key not in self._cached:
+            self._cached[key] = torch.from_numpy(self._positions % ratio)
+        found: Tensor = self._cached[key]
+        return found
+
+    # --- rings ---------------------------------------------------------------------------------
 
     def history(self, reach: int, rows: int, *, replayed: bool = True) -> History:
         """Index of the `reach` positions before each chunk in rings of `rows` rows.
 
         replayed: whether replayed rows are stored too (windows are, open compressor rows not).
         """
-        key = (reach, rows, replayed)
-        if key not in self._histories:
-            self._histories[key] = self._make_history(reach, rows, replayed)
-        return self._histories[key]
+        key = ("history", reach, rows, replayed)
+        if key not in self._cached:
+            self._cached[key] = self._make_history(reach, rows, replayed)
+        found: History = self._cached[key]
+        return found
 
     def _make_history(self, reach: int, rows: int, replayed: bool) -> History:
-        batch = self.batch
-        before = torch.from_numpy(batch.q_start).unsqueeze(-1) - reach + torch.arange(reach)
-        ends = torch.from_numpy(batch.q_start + batch.q_len)[batch.sequence]
-        kept = torch.where(batch.positions >= ends - rows)[0]
+        batch, positions, sequence = self.batch, self._positions, self._sequence
+        before = batch.q_start[:, None] + np.arange(-reach, 0)
+        kept = positions >= (batch.q_start + batch.q_len - rows)[sequence]
         if not replayed:
-            kept = kept[batch.positions[kept] >= self._write_from[batch.sequence[kept]]]
+            kept &= positions >= batch.write_from[sequence]
+        places = None if kept.all() else np.flatnonzero(kept)
+        if places is not None:
+            positions, sequence = positions[places], sequence[places]
         return History(
             reach=reach,
-            slots=batch.slots.unsqueeze(-1).expand(-1, reach),
+            slots=torch.from_numpy(self._slots[:, None]).expand(-1, reach),
             # Positions before the start are clamped: no index refers to them.
-            minor=before.clamp_min(0) % rows,
-            write_rows=kept,
-            write_slots=batch.slots[batch.sequence[kept]],
-            write_minor=batch.positions[kept] % rows,
+            minor=torch.from_numpy(np.maximum(before, 0) % rows),
+            write_rows=None if places is None else torch.from_numpy(places),
+            write_slots=torch.from_numpy(self._slots[sequence]),
+            write_minor=torch.from_numpy(positions % rows),
         )
 
-    def _locate(self, positions: Tensor, sequence: Tensor, reach: int) -> Tensor:
-        """Rows of (history [B * reach], chunk [T]) holding these positions of these sequences."""
-        q_start = torch.from_numpy(self.batch.q_start)[sequence]
-        cu = torch.from_numpy(self._cu[:-1])[sequence]
-        total = len(self.batch.q_len) * reach
-        in_chunk = total + cu + positions - q_start
-        in_history = sequence * reach + positions - (q_start - reach)
-        return torch.where(positions >= q_start, in_chunk, in_history)
+    def recent(self, rows: int) -> Recent:
+        """Window of a `single` step in rings of `rows` rows, which hold each row's own key too."""
+        key = ("recent", rows)
+        if key not in self._cached:
+            own = self._positions[:, None]
+            # Ring row j holds the newest position p <= own with p % rows = j.
+            places = own - (own - np.arange(rows)) % rows
+            floor = np.maximum(self.batch.window_floor, own[:, 0] - self.spec.window + 1)
+            seen = places >= np.maximum(floor, 0)[:, None]
+            index = np.arange(places.size).reshape(places.shape)
+            if not seen.all():
+                index[~seen] = -1
+            self._cached[key] = Recent(torch.from_numpy(index))
+        found: Recent = self._cached[key]
+        return found
 
-    def _window_index(self) -> Tensor:
+    def _window_positions(self) -> tuple[Ints, NDArray[np.bool_]]:
+        """Positions [T, W] of each row's window and whether they may be read."""
+        places = self._positions[:, None] + np.arange(1 - self.spec.window, 1)
+        floor = np.maximum(self.batch.window_floor, 0)[self._sequence]
+        return places, places >= floor[:, None]
+
+    @property
+    def window_index(self) -> Tensor:
         """int64 [T, W]: rows of (history of W - 1, chunk) in position order, -1 = not visible."""
-        batch, width = self.batch, self.spec.window
-        positions = batch.positions.unsqueeze(-1) - width + 1 + torch.arange(width)
-        sequence = batch.sequence.unsqueeze(-1).expand(-1, width)
-        floor = torch.from_numpy(batch.window_floor)[sequence].clamp_min(0)
-        found = self._locate(positions, sequence, width - 1)
-        return torch.where(positions >= floor, found, -1)
+        if "window" not in self._cached:
+            places, seen = self._window_positions()
+            found = self._locate(places, self._sequence[:, None], self.spec.window - 1)
+            self._cached["window"] = torch.from_numpy(np.where(seen, found, -1))
+        index: Tensor = self._cached["window"]
+        return index
+
+    def _locate(self, positions: Ints, sequence: Ints, reach: int) -> Ints:
+        """Rows of (history [B * reach], chunk [T]) holding these positions of these sequences."""
+        after = positions - self.batch.q_start[sequence]  # of the chunk's first row
+        total = len(self.batch.q_len) * reach
+        in_chunk = total + self._cu[sequence] + after
+        return np.where(after >= 0, in_chunk, (sequence + 1) * reach + after)
 
     def _spans(self) -> list[Span]:
-        spans = []
-        for length in np.unique(self.batch.q_len):
-            members = np.flatnonzero(self.batch.q_len == length)
-            rows = (self._cu[members][:, None] + np.arange(length)).reshape(-1)
+        batch, spans = self.batch, []
+        lengths = np.unique(batch.q_len)
+        for length in lengths:
+            members = np.flatnonzero(batch.q_len == length)
+            rows = None
+            if len(lengths) > 1:
+                rows = torch.from_numpy((self._cu[members][:, None] + np.arange(length)).ravel())
             spans.append(
                 Span(
                     sequences=torch.from_numpy(members),
-                    rows=torch.from_numpy(rows),
+                    rows=rows,
                     q_len=int(length),
-                    end=int((self.batch.q_start[members] + length).max()),
+                    end=int((batch.q_start[members] + length).max()),
                 )
             )
         return spans
 
+    # --- compressed entries --------------------------------------------------------------------
+
     def completed(self, ratio: int, span: int) -> Completed:
         """Entries completed by this step's rows; `span` tokens are pooled into each."""
-        key = (ratio, span)
-        if key not in self._completed:
-            self._completed[key] = self._make_completed(ratio, span)
-        return self._completed[key]
+        key = ("completed", ratio, span)
+        if key not in self._cached:
+            self._cached[key] = self._make_completed(ratio, span)
+        found: Completed = self._cached[key]
+        return found
 
     def _make_completed(self, ratio: int, span: int) -> Completed:
-        batch = self.batch
         # The cached entries of replayed rows stay as they are: other requests share them.
-        fresh = batch.positions >= self._write_from[batch.sequence]
-        rows = torch.where(((batch.positions + 1) % ratio == 0) & fresh)[0]
-        padding = -len(rows) % self.row_tile
-        positions = batch.positions[rows]
-        sequence = batch.sequence[rows]
-        members = positions.unsqueeze(-1) - span + 1 + torch.arange(span)
-        wide_sequence = sequence.unsqueeze(-1).expand(-1, span)
-        tokens = self._locate(members, wide_sequence, span - 1)
-        tokens = torch.where(members >= 0, tokens, -1)
-        block = batch.block_tables[sequence, positions // BLOCK_TOKENS]
+        done = self._positions >= self.batch.write_from[self._sequence]
+        done &= (self._positions + 1) % ratio == 0
+        every = bool(done.all())
+        rows = np.flatnonzero(done)
+        positions, sequence = self._positions[rows], self._sequence[rows]
+        members = positions[:, None] + np.arange(1 - span, 1)
+        tokens = self._locate(members, sequence[:, None], span - 1)
+        tokens = np.where(members >= 0, tokens, -1)
+        block = self._tables[sequence, positions // BLOCK_TOKENS]
         offset = positions % BLOCK_TOKENS // ratio
+        padding = -len(rows) % self.row_tile
 
-        def pad(t: Tensor) -> Tensor:
+        def pad(a: Ints) -> Tensor:
             # Padding entries pool row 0 and land in the reserved block 0.
-            return torch.nn.functional.pad(t, (0, 0) * (t.ndim - 1) + (0, padding))
+            return torch.from_numpy(np.pad(a, ((0, padding),) + ((0, 0),) * (a.ndim - 1)))
 
+        tensor = pad if padding else torch.from_numpy
         return Completed(
-            pad(tokens), pad(rows), pad(block), pad(offset), pad(positions - ratio + 1)
+            count=len(rows) + padding,
+            tokens=tensor(tokens),
+            rows=None if every and not padding else tensor(rows),
+            block=tensor(block),
+            offset=tensor(offset),
+            rotation=self.rotation(tensor(positions - ratio + 1), ratio),
         )
 
-    def entry_slots(self, places: Tensor, rows: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-        """(block, offset) of entries `places` [n, k] of the sequences of `rows` [n]; -1 is kept."""
-        tokens = places.clamp_min(0) * ratio
-        tables = self.batch.block_tables
-        sequence = self.batch.sequence[rows].unsqueeze(-1).expand_as(places)
-        block = tables[sequence, (tokens // BLOCK_TOKENS).clamp_max(tables.shape[1] - 1)]
-        block = torch.where(places >= 0, block, -1)
-        return block, torch.where(places >= 0, tokens % BLOCK_TOKENS // ratio, -1)
+    def everything(self, ratio: int) -> Selection:
+        """All entries that each row sees."""
+        key = ("everything", ratio)
+        if key not in self._cached:
+            count = max(span.end for span in self.spans) // ratio
+            seen = np.arange(count) < self.visible(ratio).numpy()[:, None]
+            places = torch.from_numpy(np.where(seen, np.arange(count), -1))
+            self._cached[key] = Selection(places, *self.entry_slots(places, ratio))
+        found: Selection = self._cached[key]
+        return found
 
-    def entry_rows(self, span: Span, ratio: int) -> tuple[Tensor, Tensor]:
-        """(block, offset) [b, N] of all entries 0..N-1 that any row of the span sees."""
-        count = span.end // ratio
-        if self.row_tile > 1:
-            count = -(-count // self.row_tile) * self.row_tile
-        tokens = torch.arange(count) * ratio
-        tables = self.batch.block_tables[span.sequences]
-        columns = (tokens // BLOCK_TOKENS).clamp_max(tables.shape[1] - 1)
-        offset = (tokens % BLOCK_TOKENS // ratio).expand(len(span.sequences), -1)
-        return tables[:, columns], offset
+    def unseen(self, span: Span, ratio: int) -> Tensor:
+        """Which of `entry_blocks` each row of the span does not see: bool [rows, N]."""
+        key = ("unseen", ratio, span.q_len)
+        if key not in self._cached:
+            visible = span.of(self.visible(ratio)).numpy()
+            places = np.arange(self.entries(span, ratio))
+            self._cached[key] = torch.from_numpy(places >= visible[:, None])
+        found: Tensor = self._cached[key]
+        return found
+
+    def entry_slots(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+        """(block, offset) of each row's entries `places` int64 [T, k]; -1 is kept."""
+        found: Ints = places.numpy()
+        tokens = found * ratio
+        # Places of -1 read column -1 or 0, whichever, and are replaced below.
+        columns = np.minimum(tokens // BLOCK_TOKENS, self._tables.shape[1] - 1)
+        block = self._tables[self._sequence[:, None], columns]
+        offset = tokens % BLOCK_TOKENS // ratio
+        absent = found < 0
+        if absent.any():
+            block[absent] = -1
+            offset[absent] = -1
+        return torch.from_numpy(block), torch.from_numpy(offset)
+
+    def entry_blocks(self, span: Span, ratio: int) -> Tensor:
+        """Blocks [b, n] that hold all entries that any row of the span sees, in order."""
+        key = ("blocks", ratio, span.q_len)
+        if key not in self._cached:
+            per_block = BLOCK_TOKENS // ratio
+            tables = self._tables[span.sequences.numpy()]
+            columns = np.arange(-(-self.entries(span, ratio) // per_block))
+            columns = np.minimum(columns, tables.shape[1] - 1)
+            self._cached[key] = torch.from_numpy(tables[:, columns])
+        found: Tensor = self._cached[key]
+        return found
+
+    def entries(self, span: Span, ratio: int) -> int:
+        """Entries that any row of the span sees, in whole tiles."""
+        return -(-(span.end // ratio) // self.row_tile) * self.row_tile

@@ -12,11 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.errors import InternalError
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention as reference_attention
 from headrace.ops.reference import hyper_connections as reference_hc
-from headrace.ops.reference.moe import swiglu
-from headrace.ops.reference.norm import wide
+from headrace.ops.reference import moe as reference_moe
+from headrace.ops.reference.norm import rms_norm, wide
 from headrace.ops.reference.quant import fake_fp8
 
 ROW_TILE = 32
@@ -56,27 +57,29 @@ def hc_project(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
     return matmul(v, fn) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
 
 
-def hc_mix(
+def hc_enter(
     streams: Tensor,
+    pre: Tensor | None,
     fn: Tensor,
     base: Tensor,
-    scale: Tensor,
+    norm: Tensor,
     *,
     rms_eps: float,
     hc_eps: float,
     iterations: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.hc_mix`."""
-    projected = hc_project(streams, fn, rms_eps)
-    return reference_hc.coefficients(projected, base, scale, streams.shape[-2], hc_eps, iterations)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`reference.hc_enter`."""
+    m = hc_project(streams, fn, rms_eps)
+    hc = streams.shape[-2]
+    own, post, comb = reference_hc.coefficients(m, base, None, hc, hc_eps, iterations)
+    x = reference_hc.hc_collapse(streams, own if pre is None else pre)
+    return rms_norm(x, norm, rms_eps), own, post, comb
 
 
-def hc_head(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, rms_eps: float, hc_eps: float
-) -> Tensor:
+def hc_head(streams: Tensor, fn: Tensor, base: Tensor, rms_eps: float, hc_eps: float) -> Tensor:
     """`reference.hc_head`."""
     m = hc_project(streams, fn, rms_eps)
-    return torch.sigmoid(m * scale.to(m.dtype) + base.to(m.dtype)) + hc_eps
+    return torch.sigmoid(m + base.to(m.dtype)) + hc_eps
 
 
 def expert_mlp(
@@ -92,7 +95,7 @@ def expert_mlp(
     rows = x.shape[0]
     padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % ROW_TILE))
     rounded = fake_fp8(padded, act_group) if act_group else padded
-    a = swiglu(matmul(rounded, w1), matmul(rounded, w3), limit)
+    a = reference_moe.swiglu(matmul(rounded, w1), matmul(rounded, w3), limit)
     if weight is not None:
         a = a * torch.nn.functional.pad(weight, (0, -rows % ROW_TILE)).unsqueeze(-1)
     a = a.to(x.dtype)
@@ -118,6 +121,42 @@ def moe_experts(
         y = expert_mlp(x[rows], w1[e], w3[e], w2[e], weights[rows, choice], limit, act_group)
         out[rows] += y.to(out.dtype)
     return out
+
+
+def router(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor | None,
+    chosen: Tensor | None,
+    top_k: int,
+    normalise: bool,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    """`reference.router`."""
+    scores = router_scores(x, gate)
+    if chosen is not None:
+        return reference_moe.route_hashed(scores, chosen, normalise, scaling)
+    if bias is None:
+        raise InternalError("router needs a bias or chosen experts.")
+    return reference_moe.route(scores, bias, top_k, normalise, scaling)
+
+
+def moe(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    shared13: Tensor,
+    shared2: Tensor,
+    limit: float,
+    act_group: int,
+) -> Tensor:
+    """`reference.moe`."""
+    w1, w3 = w13.chunk(2, dim=1)
+    routed = moe_experts(x, experts, weights, w1, w3, w2, limit, act_group)
+    shared = expert_mlp(x, *shared13.chunk(2), shared2, None, limit, act_group)
+    return (routed + shared.to(routed.dtype)).to(x.dtype)
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:

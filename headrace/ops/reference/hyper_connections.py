@@ -6,10 +6,12 @@ fp64 mode) and stay so; collapse and merge compute in fp32 and return the stream
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from headrace.ops.reference.norm import wide
+from headrace.ops.reference.norm import rms_norm, wide
 
 
 def hc_project(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
@@ -49,23 +51,55 @@ def hc_mix(
     return coefficients(projected, base, scale, streams.shape[-2], hc_eps, iterations)
 
 
+def hc_enter(
+    streams: Tensor,
+    pre: Tensor | None,
+    fn: Tensor,
+    base: Tensor,
+    norm: Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Input x [T, D] of a sublayer and its coefficients (pre, post, comb), see `hc_mix`.
+
+    fn comes times its scale (`scaled`). x = RMSNorm of the streams collapsed with `pre` [T, hc],
+    None: with the pre of this sublayer.
+    """
+    projected = hc_project(streams, fn, rms_eps)
+    own, post, comb = coefficients(projected, base, None, streams.shape[-2], hc_eps, iterations)
+    x = hc_collapse(streams, own if pre is None else pre)
+    return rms_norm(x, norm, rms_eps), own, post, comb
+
+
+def scaled(fn: Tensor, scale: Tensor) -> Tensor:
+    """fn with its rows times the scale of their part: [3] for pre, post, comb, [1] for the head."""
+    if len(scale) == 1:
+        return fn * scale
+    count = fn.shape[0]
+    hc = math.isqrt(count + 1) - 1  # count = (2 + hc) * hc
+    return fn * scale.repeat_interleave(torch.tensor((hc, hc, hc * hc))).unsqueeze(-1)
+
+
 def coefficients(
-    m: Tensor, base: Tensor, scale: Tensor, hc: int, eps: float, iterations: int
+    m: Tensor, base: Tensor, scale: Tensor | None, hc: int, eps: float, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(pre, post, comb) from the projections m [T, (2 + hc) * hc]."""
-    b, s = base.to(m.dtype), scale.to(m.dtype)
+    """(pre, post, comb) from the projections m [T, (2 + hc) * hc]; scale None: m is scaled."""
+    b, s = base.to(m.dtype), m.new_ones(3) if scale is None else scale.to(m.dtype)
     pre = torch.sigmoid(m[:, :hc] * s[0] + b[:hc]) + eps
     post = 2.0 * torch.sigmoid(m[:, hc : 2 * hc] * s[1] + b[hc : 2 * hc])
     comb = (m[:, 2 * hc :] * s[2] + b[2 * hc :]).unflatten(-1, (hc, hc))
     return pre, post, sinkhorn(comb, iterations, eps)
 
 
-def hc_head(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, rms_eps: float, hc_eps: float
-) -> Tensor:
-    """V4's collapse weights before the final norm: sigmoid(m * scale + base) + eps, [T, hc]."""
+def hc_head(streams: Tensor, fn: Tensor, base: Tensor, rms_eps: float, hc_eps: float) -> Tensor:
+    """V4's collapse weights before the final norm: sigmoid(m + base) + eps, [T, hc].
+
+    fn comes times its scale (`scaled`).
+    """
     m = hc_project(streams, fn, rms_eps)
-    return torch.sigmoid(m * scale.to(m.dtype) + base.to(m.dtype)) + hc_eps
+    return torch.sigmoid(m + base.to(m.dtype)) + hc_eps
 
 
 def hc_collapse(streams: Tensor, pre: Tensor) -> Tensor:

@@ -20,6 +20,29 @@ def pool_groups(kv: Tensor, score: Tensor) -> Tensor:
     return (torch.softmax(score, dim=1) * kv).sum(1)
 
 
+def pool_entries(rows: Tensor, tokens: Tensor, overlap: bool) -> Tensor:
+    """Pooled channels [E, width] of compressed entries: `pool_groups` of the tokens of each.
+
+    rows fp32 [N, 2c]: kv and score of a token side by side; tokens int64 [E, n]: rows of the n
+    tokens that an entry pools, -1 = none. overlap: the first n / 2 tokens are those of the group
+    before, of which the first half of the channels counts; of the others it is the second half.
+    """
+    absent = (tokens < 0).unsqueeze(-1)
+    kv, score = rows[tokens.clamp_min(0)].chunk(2, dim=-1)
+    # What lies in an absent row (even NaN) must not leak.
+    kv = kv.masked_fill(absent, 0.0)
+    score = score.masked_fill(absent, -torch.inf)
+    if overlap:
+        kv, score = _half_channels(kv), _half_channels(score)
+    return pool_groups(kv, score)
+
+
+def _half_channels(rows: Tensor) -> Tensor:
+    """[E, n, c] -> [E, n, c / 2], see `pool_entries`."""
+    (before, _), (_, current) = (half.chunk(2, dim=2) for half in rows.chunk(2, dim=1))
+    return torch.cat((before, current), dim=1)
+
+
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """sum_h weights[h] * relu(q[h] . k) -> [b, n, N].
 

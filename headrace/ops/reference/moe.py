@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.errors import InternalError
 from headrace.ops.reference.norm import linear, wide
 from headrace.ops.reference.quant import fake_fp8
 
@@ -42,6 +43,27 @@ def route_hashed(
 ) -> tuple[Tensor, Tensor]:
     """V4 hash layers: `experts` int64 [T, k] come from the token id, weights from the scores."""
     return experts, _route_weights(scores, experts, normalise, scaling)
+
+
+def router(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor | None,
+    chosen: Tensor | None,
+    top_k: int,
+    normalise: bool,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    """Experts int64 [T, k] and weights fp32 [T, k] of x [T, D]; gate [E, D].
+
+    bias [E]: the best `top_k` of all; chosen int64 [T, top_k]: those of V4's hash layers.
+    """
+    scores = router_scores(x, gate)
+    if chosen is not None:
+        return route_hashed(scores, chosen, normalise, scaling)
+    if bias is None:
+        raise InternalError("router needs a bias or chosen experts.")
+    return route(scores, bias, top_k, normalise, scaling)
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
@@ -93,3 +115,23 @@ def moe_experts(
         y = expert_mlp(x[rows], w1[e], w3[e], w2[e], weights[rows, choice], limit, act_group)
         out = out.index_add(0, rows, y.to(out.dtype))
     return out
+
+
+def moe(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    shared13: Tensor,
+    shared2: Tensor,
+    limit: float,
+    act_group: int,
+) -> Tensor:
+    """Routed experts (see `moe_experts`) plus the shared one, added in fp32 -> [T, D] as x.
+
+    w13 [E, 2I, D] and shared13 [2I, D]: w1 above w3; w2 [E, D, I], shared2 [D, I].
+    """
+    routed = moe_experts(x, experts, weights, *w13.chunk(2, dim=1), w2, limit, act_group)
+    shared = expert_mlp(x, *shared13.chunk(2), shared2, None, limit, act_group)
+    return (routed + shared.to(routed.dtype)).to(x.dtype)

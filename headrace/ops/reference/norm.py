@@ -23,19 +23,24 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.to(x.dtype).T
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
-    """Rotate the last 2*R dims of x [T, ..., d] as interleaved pairs by angles cos/sin [T, R].
+def rope(x: Tensor, turn: Tensor, inverse: bool = False) -> Tensor:
+    """Rotate the last 2*R dims of x [T, ..., d] as interleaved pairs by (cos, sin) turn [T, R, 2].
 
     fp32 arithmetic, result in x's dtype; `inverse` rotates back.
     """
-    dims = 2 * cos.shape[-1]
-    shape = (cos.shape[0],) + (1,) * (x.ndim - 2) + (cos.shape[-1],)
-    c, s = cos.view(shape), sin.view(shape)
+    rows, pairs_count, _ = turn.shape
+    dims = 2 * pairs_count
+    c, s = turn.view(rows, *(1,) * (x.ndim - 2), pairs_count, 2).unbind(-1)
     s = -s if inverse else s
     pairs = wide(x[..., -dims:]).unflatten(-1, (-1, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
     return torch.cat((x[..., :-dims], rotated.to(x.dtype)), dim=-1)
+
+
+def norm_rope(x: Tensor, weight: Tensor | None, eps: float, turn: Tensor) -> Tensor:
+    """`rope` of `rms_norm`, rounded to x's dtype between them."""
+    return rope(rms_norm(x, weight, eps), turn)
 
 
 def hadamard(x: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from headrace.ops.records import RecordView
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_MIN_AMAX_FP8 = 1e-4
-_MIN_AMAX_FP4_UE8M0 = 6.0 * 2.0**-126
-_MIN_AMAX_FP4_E4M3 = 6.0 * 2.0**-9
+MIN_AMAX_FP8 = 1e-4
+MIN_AMAX_FP4_UE8M0 = 6.0 * 2.0**-126
+MIN_AMAX_FP4_E4M3 = 6.0 * 2.0**-9
 # Half-way points between neighbouring E2M1 codes. A tie goes to the even code: down at even
 # boundaries, up at odd ones, which is "x > the next smaller fp32".
-_E2M1_BOUNDS = tuple(
+E2M1_BOUNDS = tuple(
     b if i % 2 == 0 else torch.nextafter(torch.tensor(b), torch.tensor(0.0)).item()
     for i, b in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 )
@@ -49,7 +49,7 @@ def ue8m0_to_float(exponent: Tensor) -> Tensor:
 def quantise_fp8(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     """E4M3 codes uint8 [..., n] and UE8M0 scale bytes uint8 [..., n // group]."""
     v = _groups(x, group)
-    amax = v.abs().amax(-1, keepdim=True).clamp_min(_MIN_AMAX_FP8)
+    amax = v.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX_FP8)
     exponent = _ceil_exponent(amax * torch.tensor(1.0 / E4M3_MAX, dtype=torch.float32))
     codes = (v / ue8m0_to_float(exponent)).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     return codes.view(torch.uint8).flatten(-2), exponent.squeeze(-1).to(torch.uint8)
@@ -63,7 +63,7 @@ def dequantise_fp8(codes: Tensor, scales: Tensor, group: int = 32) -> Tensor:
 
 def _e2m1_codes(v: Tensor) -> Tensor:
     """fp32 within +-6 -> 4-bit codes (uint8): bit 3 sign (kept for -0), bits 2..0 magnitude."""
-    bounds = torch.tensor(_E2M1_BOUNDS, dtype=torch.float32, device=v.device)
+    bounds = torch.tensor(E2M1_BOUNDS, dtype=torch.float32, device=v.device)
     magnitude = torch.bucketize(v.abs().contiguous(), bounds)
     return (magnitude + 8 * torch.signbit(v).to(torch.int64)).to(torch.uint8)
 
@@ -79,7 +79,7 @@ def e2m1_to_float(codes: Tensor) -> Tensor:
 def quantise_fp4_ue8m0(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     """E2M1 codes uint8 [..., n] (one per byte) and UE8M0 scale bytes uint8 [..., n // group]."""
     v = _groups(x, group)
-    amax = v.abs().amax(-1, keepdim=True).clamp_min(_MIN_AMAX_FP4_UE8M0)
+    amax = v.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX_FP4_UE8M0)
     exponent = _ceil_exponent(amax * torch.tensor(1.0 / E2M1_MAX, dtype=torch.float32))
     codes = _e2m1_codes((v / ue8m0_to_float(exponent)).clamp(-E2M1_MAX, E2M1_MAX))
     return codes.flatten(-2), exponent.squeeze(-1).to(torch.uint8)
@@ -94,7 +94,7 @@ def dequantise_fp4_ue8m0(codes: Tensor, scales: Tensor, group: int = 32) -> Tens
 def quantise_fp4_e4m3(x: Tensor, group: int = 16) -> tuple[Tensor, Tensor]:
     """E2M1 codes uint8 [..., n] (one per byte) and E4M3 scale bytes uint8 [..., n // group]."""
     v = _groups(x, group)
-    amax = v.abs().amax(-1, keepdim=True).clamp_min(_MIN_AMAX_FP4_E4M3)
+    amax = v.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX_FP4_E4M3)
     # The clamp saturates: torch's cast would give NaN above the largest E4M3 number.
     scale = (amax / E2M1_MAX).clamp_max(E4M3_MAX).to(torch.float8_e4m3fn)
     codes = _e2m1_codes((v / scale.float()).clamp(-E2M1_MAX, E2M1_MAX))
@@ -207,6 +207,12 @@ def read_records(view: RecordView, major: Tensor, minor: Tensor, dtype: torch.dt
     """Rows [..., width] in `dtype` at (major, minor) int64 [...]."""
     scales = None if view.scales is None else view.scales[major, minor]
     return decode_rows(view.data[major, minor], scales, view, dtype)
+
+
+def read_majors(view: RecordView, major: Tensor, dtype: torch.dtype) -> Tensor:
+    """All rows of whole majors: [..., minors, width] in `dtype` at major int64 [...]."""
+    scales = None if view.scales is None else view.scales[major]
+    return decode_rows(view.data[major], scales, view, dtype)
 
 
 def round_rows(x: Tensor, view: RecordView) -> Tensor:

@@ -24,6 +24,7 @@ from headrace.recipe.conversation import (
     UserMessage,
 )
 from headrace.recipe.protocols.chat_refused import refuse_unsupported
+from headrace.recipe.protocols.chat_sampling import SamplingFields, chat_sampling
 from headrace.recipe.protocols.json_body import convert_body, decode_body
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -73,21 +74,13 @@ class WireTemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_effort: str | int | None = None
 
 
-class WireChatRequest(msgspec.Struct):
+class WireChatRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/chat/completions: the fields that are used."""
 
     model: str
     messages: list[WireMessage]
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     thinking: WireThinking | None = None
     reasoning_effort: str | int | None = None
     chat_template_kwargs: WireTemplateOptions | None = None
@@ -134,7 +127,7 @@ def parse_chat(body: bytes, options: ChatOptions) -> ChatRequest:
     return ChatRequest(
         model=wire.model,
         conversation=Conversation(_messages(wire.messages, thinking), thinking, effort),
-        sampling=_sampling(wire),
+        sampling=chat_sampling(wire),
         stream=stream,
         include_usage=bool(wire.stream_options and wire.stream_options.include_usage),
     )
@@ -153,33 +146,6 @@ def resolve_max_tokens(
             param="messages",
         )
     return min(requested or conversation.default_max_tokens, context_limit - prompt_tokens)
-
-
-def _sampling(wire: WireChatRequest) -> SamplingParams:
-    limit = wire.max_tokens
-    if wire.max_completion_tokens is not None:
-        if limit not in (None, wire.max_completion_tokens):
-            raise InvalidRequest(
-                f"max_completion_tokens ({wire.max_completion_tokens}) and max_tokens ({limit}) "
-                "are the same limit; give one of them.",
-                param="max_completion_tokens",
-            )
-        limit = wire.max_completion_tokens
-        if not 1 <= limit < 2**31:
-            raise InvalidRequest(
-                f"max_completion_tokens must be in [1, {2**31 - 1}], got {limit}.",
-                param="max_completion_tokens",
-            )
-    return SamplingParams(
-        temperature=1.0 if wire.temperature is None else wire.temperature,
-        top_p=1.0 if wire.top_p is None else wire.top_p,
-        # 0 and -1 both mean "off" among clients.
-        top_k=-1 if wire.top_k in (None, 0) else wire.top_k,
-        seed=wire.seed,
-        max_tokens=limit,
-        stop_token_ids=tuple(wire.stop_token_ids or ()),
-        ignore_eos=bool(wire.ignore_eos),
-    )
 
 
 def _thinking(

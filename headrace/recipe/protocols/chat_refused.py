@@ -22,13 +22,9 @@ class Refused:
 
 _TOOLS = "this server does not support tools yet"
 _CONSTRAINT = "this server does not support constrained output yet"
-_LOGPROBS = "this server does not return log probabilities yet"
-_PENALTY = "this server does not support penalties yet"
 
 REFUSED: dict[str, Refused] = {
-    "n": Refused("Invalid n value (currently only n = 1 is supported)", (1,)),
-    "best_of": Refused("this server returns one choice", (1,)),
-    "stop": Refused("this server does not support stop strings yet", ([],)),
+    "best_of": Refused("this server does not rank choices; ask for n of them", (1,)),
     "tools": Refused(_TOOLS, ([],)),
     "tool_choice": Refused(_TOOLS, ("none", "auto")),
     "functions": Refused(_TOOLS, ([],)),
@@ -39,15 +35,19 @@ REFUSED: dict[str, Refused] = {
     "guided_choice": Refused(_CONSTRAINT),
     "guided_grammar": Refused(_CONSTRAINT),
     "structured_outputs": Refused(_CONSTRAINT),
-    "logprobs": Refused(_LOGPROBS, (False,)),
-    "top_logprobs": Refused(_LOGPROBS, (0,)),
-    "prompt_logprobs": Refused(_LOGPROBS, (0,)),
-    "logit_bias": Refused("this server does not support logit_bias yet", ({},)),
-    "presence_penalty": Refused(_PENALTY, (0,)),
-    "frequency_penalty": Refused(_PENALTY, (0,)),
-    "repetition_penalty": Refused(_PENALTY, (1,)),
-    "min_p": Refused("this server does not support min_p yet", (0,)),
-    "min_tokens": Refused("this server does not support min_tokens yet", (0,)),
+    "prompt_logprobs": Refused(
+        "this server does not return log probabilities of the prompt; `LLM.generate` does"
+    ),
+    "bad_words": Refused("this server bans tokens only, by logit_bias", ([],)),
+    "include_stop_str_in_output": Refused("text always ends before a stop string", (False,)),
+    "use_beam_search": Refused("this server has no beam search", (False,)),
+    "length_penalty": Refused("this server has no beam search", (1,)),
+    "echo": Refused("the prompt is not part of the answer", (False,)),
+    "skip_special_tokens": Refused("control tokens are never part of an answer", (True,)),
+    "truncate_prompt_tokens": Refused("prompts are never cut"),
+    "return_tokens_as_token_ids": Refused("tokens are returned as text", (False,)),
+    "return_token_ids": Refused("tokens are returned as text", (False,)),
+    "logits_processors": Refused("this server runs no code of its clients", ([],)),
     "modalities": Refused("this server answers in text only", (["text"],)),
     "audio": Refused("this server answers in text only"),
     "prediction": Refused("this server does not support predicted outputs"),

@@ -19,11 +19,11 @@ from torch import Tensor
 from headrace.core.kv import GroupKind, KVGroupSpec, RecordFormat
 from headrace.core.protocols import Detokenizer
 from headrace.core.sampling import SamplingParams
-from headrace.engine.sampler import SamplingRow, sample
 from headrace.kv.cache import KVCache
 from headrace.kv.layout import BLOCK_TOKENS
 from headrace.model.batch import NO_TOKEN, Batch
 from headrace.ops.numerics import Numerics
+from tests.unit.engine.sampling_rows import Row, tokens_of
 
 VOCAB = 50
 EOS = 1
@@ -39,6 +39,18 @@ class FakeSpec:
     bos_id: int = 0
     eos_id: int = EOS
     max_position: int = 2000
+
+    def truncation_refusal(self) -> str | None:
+        return "the fake model has one layer"
+
+    def replay_refusal(self) -> str | None:
+        return None
+
+    def keep(self, truncate: bool) -> int:
+        return 1
+
+    def replay_rows(self, mode: str, truncate: bool) -> int:
+        return 128 if mode == "exact" else WINDOW
 
 
 def logits_of(tokens: np.ndarray, positions: np.ndarray, ring: np.ndarray, ngram: np.ndarray):
@@ -89,12 +101,14 @@ class FakeModel:
             position = int(batch.positions[row])
             table, slot = batch.block_tables[sequence], int(batch.slots[sequence])
             entry = torch.tensor([int(batch.token_ids[row]), position], dtype=history.dtype)
-            history[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = entry
+            if position >= batch.write_from[sequence]:
+                history[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = entry
             ring[slot, position % RING] = entry
             if row in wanted:
                 seen = torch.arange(position + 1)
                 read = history[table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS].numpy()
-                near = np.arange(max(0, position - WINDOW + 1), position + 1)
+                lowest = max(0, position - WINDOW + 1, int(batch.window_floor[sequence]))
+                near = np.arange(lowest, position + 1)
                 logits.append(
                     logits_of(
                         read[:, 0],
@@ -123,7 +137,8 @@ def answer_alone(prompt: Sequence[int], params: SamplingParams, max_model_len: i
         limit = min(limit, len(prompt) + params.max_tokens)
     while len(tokens) < limit:
         logits = torch.from_numpy(expected_logits(tokens))[None]
-        token = sample(logits, [SamplingRow(params, params.seed or 0, len(tokens))])[0]
+        row = Row(params, params.seed or 0, prompt, tokens[len(prompt) :])
+        (token,) = tokens_of(logits, [row])
         tokens.append(token)
         stopped = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
         if stopped:
@@ -145,6 +160,11 @@ class FakeDetokenizer(Detokenizer):
 
     def flush(self) -> str:
         return "".join(chr(65 + token) for token in self._rest)
+
+    def copy(self) -> FakeDetokenizer:
+        twin = FakeDetokenizer()
+        twin._rest = list(self._rest)
+        return twin
 
 
 class FakeTokenizer:

@@ -11,7 +11,8 @@ from headrace.config import EngineConfig
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
 from headrace.engine.host import ProgressCallback
-from headrace.engine.outputs import EngineStats
+from headrace.engine.outputs import StepOutput
+from headrace.engine.stats import EngineStats
 from headrace.engine.wire import EngineInfo
 from headrace.errors import CheckpointError, InvalidRequest
 
@@ -25,13 +26,16 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[Request, int]] = {}
+        self._numbers: dict[str, int] = {}
         self._pending: list[TokenChunk] = []
         self._steps = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> int:
         if request.prompt_token_ids[0] == REFUSE:
             raise InvalidRequest("token 900 is refused.", param="prompt")
         self._running[request.request_id] = (request, 0)
+        self._numbers[request.request_id] = len(self._numbers)
+        return self._numbers[request.request_id]
 
     def abort(self, request_id: str) -> None:
         entry = self._running.pop(request_id, None)
@@ -41,7 +45,7 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self._running or self._pending)
 
-    def step(self) -> list[TokenChunk]:
+    def step(self) -> StepOutput:
         chunks, self._pending = self._pending, []
         self._steps += 1
         delay_ms = 0
@@ -59,7 +63,7 @@ class ScriptedEngine:
             else:
                 del self._running[request_id]
         time.sleep(delay_ms / 1000)
-        return chunks
+        return StepOutput.of_chunks(chunks, [self._numbers[c.request_id] for c in chunks])
 
     def stats(self) -> EngineStats:
         zeros = EngineStats(*(0 for _ in fields(EngineStats)))

@@ -7,33 +7,37 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace import errors
 from headrace.config import EngineConfig
-from headrace.core.output import FinishReason, TokenChunk
+from headrace.core.output import FinishReason, TokenChunk, TokenLogprobs
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine import wire
 from headrace.engine.host import CommandChannel, EngineHost
-from headrace.engine.outputs import EngineStats
+from headrace.engine.logprob_rows import LogprobRows
+from headrace.engine.outputs import StepOutput
+from headrace.engine.stats import EngineStats
 
 DEADLINE_S = 20.0
 STATS = EngineStats(*(0 for _ in fields(EngineStats)))
 
 
 class CountingEngine:
-    """Never idle: each step gives one chunk of 100 tokens."""
+    """Never idle once it has a request: each step gives 100 tokens."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.added: list[Request] = []
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> int:
         self.added.append(request)
+        return 7
 
     def abort(self, request_id: str) -> None:
         raise AssertionError("nobody aborts here")
@@ -41,12 +45,25 @@ class CountingEngine:
     def has_work(self) -> bool:
         return bool(self.added)
 
-    def step(self) -> list[TokenChunk]:
+    def step(self) -> StepOutput:
         self.steps += 1
-        return [TokenChunk("a", 100 * (self.steps - 1), tuple(range(100)))]
+        return output_of(100, self.steps)
 
     def stats(self) -> EngineStats:
         return STATS
+
+
+CHUNKS = (
+    TokenChunk("a", 0, (1,)),
+    TokenChunk("b", 3, (2**31 - 1,), FinishReason.STOP, choice=2, stop="end", stop_cut=5),
+    TokenChunk("c", 9, (), FinishReason.ERROR, "bad", "internal_error"),
+)
+
+
+def output_of(requests: int, index: int) -> StepOutput:
+    """A token each of many requests."""
+    chunks = [TokenChunk("a", index, (token,)) for token in range(requests)]
+    return StepOutput.of_chunks(chunks, range(7, 7 + requests))
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
@@ -85,12 +102,15 @@ def test_a_parent_that_does_not_read_stops_the_engine_and_loses_nothing() -> Non
             assert time.monotonic() < deadline_s
             stalled = engine.steps
             time.sleep(0.2)
-        index = 0
-        while index < 100 * (stalled + 50):
+        assert receive(parent) == wire.Accepted("a", 7)
+        steps = 0
+        while steps < stalled + 50:
             event = receive(parent)
-            if isinstance(event, wire.Chunks):
-                assert event.items[0].index == index
-                index += len(event.items[0].tokens)
+            if isinstance(event, wire.Outputs):
+                steps += 1
+                output = wire.unpack_output(event, {})
+                assert output.index.tolist() == [steps] * 100
+                assert output.tokens.tolist() == list(range(100))
         parent.sendall(wire.encode_frame(wire.Shutdown()))
         while thread.is_alive():
             try:
@@ -107,7 +127,7 @@ def test_sending_to_a_parent_that_never_reads_has_a_deadline() -> None:
         channel = CommandChannel(child, send_timeout_s=0.2)
         with pytest.raises(wire.BrokenChannel, match="read nothing"):
             for _ in range(10_000):
-                channel.send(wire.pack_chunks([TokenChunk("a", 0, tuple(range(1000)))]))
+                channel.send(wire.pack_output(output_of(100, 0)))
 
 
 def test_commands_arrive_whole_and_a_limited_number_at_a_time() -> None:
@@ -154,12 +174,8 @@ def test_commands_survive_the_wire(message: wire.Command) -> None:
                 load_time_s=0.5,
             )
         ),
-        wire.pack_chunks(
-            [
-                TokenChunk("a", 0, (1, 2)),
-                TokenChunk("b", 3, (), FinishReason.ERROR, "bad", "internal_error"),
-            ]
-        ),
+        wire.Accepted("a", 2**40),
+        wire.pack_output(StepOutput.of_chunks(CHUNKS, [3, 4, 2**40])),
         wire.Refused("a", "overloaded", "full", None, 1.0),
         wire.Failed("invalid_checkpoint", "damaged", "weights"),
         wire.StatsReply(STATS),
@@ -169,12 +185,24 @@ def test_events_survive_the_wire(message: wire.Event) -> None:
     assert wire.decode_event(wire.encode_frame(message)[wire.HEADER_BYTES :]) == message
 
 
-def test_chunks_are_unpacked_as_they_were() -> None:
-    chunk = TokenChunk("b", 3, (5,), FinishReason.STOP)
-    body = wire.encode_frame(wire.pack_chunks([chunk]))[wire.HEADER_BYTES :]
-    event = wire.decode_event(body)
-    assert isinstance(event, wire.Chunks)
-    assert [wire.unpack_chunk(item) for item in event.items] == [chunk]
+def test_outputs_are_unpacked_as_they_were() -> None:
+    output = StepOutput.of_chunks(CHUNKS, [3, 4, 2**40])
+    rows = np.array([0, 1])
+    output.logprobs = LogprobRows(
+        rows, np.array([-0.5, -1.0]), np.array([[4, 5], [6, 0]]), np.ones((2, 2)), np.array([2, 1])
+    )
+    output.prompt_logprobs = {0: (None, TokenLogprobs(-2.0, (1,), (-1.5,)))}
+    event = wire.decode_event(wire.encode_frame(wire.pack_output(output))[wire.HEADER_BYTES :])
+    assert isinstance(event, wire.Outputs)
+    back = wire.unpack_output(event, {3: ("a", 0), 4: ("b", 2), 2**40: ("c", 0)})
+    assert back.numbers.tolist() == [3, 4, 2**40]
+    assert list(back.chunks()) == list(output.chunks())
+    first, second, third = back.chunks()
+    assert first.logprobs == (TokenLogprobs(-0.5, (4, 5), (1.0, 1.0)),)
+    assert first.prompt_logprobs == (None, TokenLogprobs(-2.0, (1,), (-1.5,)))
+    assert second.logprobs == (TokenLogprobs(-1.0, (6,), (1.0,)),)
+    assert replace(second, logprobs=None) == CHUNKS[1] and third == CHUNKS[2]
+    assert back.special_entries() == {0, 1, 2}
 
 
 def test_damaged_bytes_are_a_broken_channel() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.core.output import FinishReason, TokenChunk
+from headrace.core.output import FinishReason, TokenChunk, TokenLogprobs
 from headrace.engine.stream import TokenStream
 from headrace.errors import EngineLost
 
@@ -76,3 +76,43 @@ def test_an_error_is_raised_before_the_first_token_and_a_chunk_after_it() -> Non
     stream.put(chunk(0, 2), 0.0)
     stream.fail(EngineLost("gone"))
     assert take(stream) == TokenChunk("a", 0, (0, 1), FinishReason.ERROR, "gone", "engine_lost")
+
+
+def test_choices_are_merged_and_end_each_for_itself() -> None:
+    stream = TokenStream("a", 100, 1.0, choices=2)
+    assert (
+        stream.put_token(1, 5, 0.0) and stream.put_token(0, 7, 0.0) and stream.put_token(1, 6, 0.0)
+    )
+    assert take(stream) == TokenChunk("a", 0, (7,))
+    assert stream.put(TokenChunk("a", 1, (), FinishReason.LENGTH), 0.0)
+    assert take(stream) == TokenChunk("a", 1, (), FinishReason.LENGTH)
+    assert take(stream) == TokenChunk("a", 0, (5, 6), choice=1)
+    assert not stream.finished and not stream.ended
+    last = TokenChunk("a", 2, (8,), FinishReason.STOP, choice=1, stop="x", stop_cut=1)
+    assert stream.put(last, 0.0) and stream.ended
+    assert take(stream) == last
+    assert stream.finished
+
+
+def test_an_error_ends_all_choices_that_have_not_ended() -> None:
+    stream = TokenStream("a", 100, 1.0, choices=3)
+    stream.put(TokenChunk("a", 0, (1,), FinishReason.LENGTH), 0.0)
+    assert take(stream).finish is FinishReason.LENGTH
+    stream.fail(EngineLost("gone"))
+    ends = [take(stream), take(stream)]
+    assert [(end.choice, end.finish, end.error_code) for end in ends] == [
+        (1, FinishReason.ERROR, "engine_lost"),
+        (2, FinishReason.ERROR, "engine_lost"),
+    ]
+    assert stream.finished
+
+
+def test_log_probabilities_are_kept_with_their_tokens() -> None:
+    stream = TokenStream("a", 100, 1.0)
+    first, second = TokenLogprobs(-1.0), TokenLogprobs(-2.0, (3,), (-0.5,))
+    stream.put(TokenChunk("a", 0, (1,), logprobs=(first,), prompt_logprobs=(None, first)), 0.0)
+    stream.put(TokenChunk("a", 1, (2,), logprobs=(second,)), 0.0)
+    merged = take(stream)
+    assert merged.logprobs == (first, second) and merged.prompt_logprobs == (None, first)
+    stream.put(TokenChunk("a", 2, (3,), FinishReason.LENGTH, logprobs=(first,)), 0.0)
+    assert take(stream).prompt_logprobs is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.sampling import LogprobsMode, SamplingParams
 from headrace.errors import ContextTooLong, InvalidRequest
 from headrace.recipe import AssistantMessage, Conversation, ReasoningEffort, SystemMessage
 from headrace.recipe.protocols.chat import ChatOptions, ChatRequest, parse_chat, resolve_max_tokens
@@ -136,12 +137,69 @@ def test_null_means_absent_and_harmless_fields_are_ignored() -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop"),
+        ({"stop": [7]}, "stop[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "logprobs_mode": "best"}, "logprobs_mode"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ],
 )
 def test_an_error_names_its_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(ChatOptions(max_messages=2), **fields)
     assert caught.value.param == param
+
+
+def test_sampling_fields_of_openai_and_vllm_clients() -> None:
+    sampling = parse(
+        n=3,
+        stop=["END", "\n\n"],
+        logprobs=True,
+        top_logprobs=4,
+        logprobs_mode="processed",
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        logit_bias={"5": -100, "7": 2.5},
+        min_p=0.05,
+        min_tokens=3,
+        allowed_token_ids=[5, 6],
+    ).sampling
+    assert sampling == SamplingParams(
+        n=3,
+        stop=("END", "\n\n"),
+        logprobs=4,
+        logprobs_mode=LogprobsMode.PROCESSED,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        logit_bias={5: -100, 7: 2.5},
+        min_p=0.05,
+        min_tokens=3,
+        allowed_token_ids=(5, 6),
+    )
+    assert parse(stop="END").sampling.stop == ("END",)
+    assert parse(logprobs=True).sampling.logprobs == 0
+    assert parse(logprobs=False, top_logprobs=0).sampling.logprobs is None
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
+from headrace.core.output import FinishReason, TokenChunk, TokenLogprobs
+from headrace.engine.stops import StopStrings
 from headrace.recipe import ChatCodec, ConfigTokenIds, OutputParser, bind, render
 from headrace.recipe.conversation import Conversation
+from headrace.recipe.events.chat import ChatEvents, NewTokens, Usage, WholeChoice
 from headrace.recipe.protocols.chat import ChatOptions, parse_chat
 from tests.unit.recipe import golden
 
 ENCODE = golden.cases("encode_chat_text")
 DECODE = golden.cases("decode_chat_text")
+DECODE_STOP = golden.cases("decode_chat_stop")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,62 @@ def test_output_ids_give_the_official_message(case: dict[str, Any], codec: ChatC
         edges = [0, *cuts, len(ids)]
         split = [ids[a:b] for a, b in itertools.pairwise(edges)]
         assert parse_output(codec.parser(conversation), split) == expected
+
+
+def engine_chunks(case: dict[str, Any], codec: ChatCodec) -> tuple[list[TokenChunk], int]:
+    """The case's chunks as an engine would give them: it ends where a stop string completes.
+
+    Also how many ids of that last chunk come behind it: the official codec counts them.
+    """
+    chat = parse_chat(json.dumps(case["request"]).encode(), ChatOptions())
+    scope = codec.stop_scope(chat.conversation)
+    search = StopStrings(chat.sampling.stop, codec.tokenizer.detokenizer(), scope)
+    chunks: list[TokenChunk] = []
+    for part in case["chunks"]:
+        ids = part.get("tokens", [])
+        records = [
+            TokenLogprobs(logprob, *(tuple(column) for column in zip(*top, strict=True)))
+            for logprob, top in part.get("logprobs", [])
+        ]
+        for count, token in enumerate(ids, 1):
+            found = search.push(token)
+            if found is not None:
+                logprobs = tuple(records[:count]) if records else None
+                last = {"stop": found.stop, "stop_cut": found.cut, "logprobs": logprobs}
+                ended = TokenChunk("r", 0, tuple(ids[:count]), FinishReason.STOP, **last)
+                return [*chunks, ended], len(ids) - count
+        chunks.append(TokenChunk("r", 0, tuple(ids), logprobs=tuple(records) if records else None))
+    return [*chunks, TokenChunk("r", 0, (1,), FinishReason.STOP)], 0
+
+
+@pytest.mark.parametrize("case", DECODE_STOP, ids=lambda case: case["id"])
+def test_stop_sequences_and_logprobs_are_the_official_ones(
+    case: dict[str, Any], codec: ChatCodec
+) -> None:
+    chat = parse_chat(json.dumps(case["request"]).encode(), ChatOptions())
+    parser = codec.parser(chat.conversation, chat.sampling.stop)
+    thinking = chat.conversation.thinking
+    events = ChatEvents("r", "m", 0, thinking=thinking, token_bytes=codec.tokenizer.token_bytes)
+    whole = WholeChoice()
+    chunks, used = engine_chunks(case, codec)
+    for chunk in chunks:
+        ids = chunk.text_tokens
+        used += len(ids)
+        if chunk.finish is None:
+            delta = parser.push(ids)
+        else:
+            delta = parser.finish(ids, chunk.stop_cut if isinstance(chunk.stop, str) else None)
+        whole.parts.append(NewTokens(delta, ids, chunk.logprobs))
+        whole.finish = chunk.finish
+    (choice,) = json.loads(events.complete([whole], Usage(0, 0)))["choices"]
+    (expected,) = case["expect_response"]["choices"]
+    message = choice["message"]
+    assert message["content"] == expected["message"]["content"]
+    assert message.get("reasoning_content") == expected["message"].get("reasoning_content")
+    assert choice["finish_reason"] == expected["finish_reason"]
+    for name, entries in (expected["logprobs"] or {}).items():
+        assert choice["logprobs"][name] == entries
+    assert used == case["expect_response"]["usage"]["completion_tokens"]
 
 
 def test_plain_text_ids() -> None:

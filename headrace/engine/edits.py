@@ -1,0 +1,104 @@
+"""Changes of the logits before the draw: penalties, bias, masks.
+
+Contract: `edited` gives changed logits of the rows that ask for it, in the order of the spec:
+repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids and what
+min_tokens forbids (a grammar mask will belong here). All rows at once by flat indices; every number
+is computed from its own row by exactly rounded operations, so other rows change no bit.
+Used by `engine/sampler.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
+
+Ids = NDArray[np.int64]
+_Entry = tuple[int, RowEdits]  # row of the logits, its edits
+
+
+def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Tensor:
+    """`logits` [S, vocab] itself when no row is edited, else a changed copy."""
+    entries: list[_Entry] = [
+        (index, state.edits[int(rows[index])])
+        for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
+    ]
+    if not entries:
+        return logits
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    _penalise(logits, [entry for entry in entries if entry[1].counts is not None])
+    _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
+    drawn = positions - state.prompt_lengths[rows]
+    _ban(logits, entries, lambda index, edits: edits.banned_ids)
+    _ban(
+        logits,
+        entries,
+        lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
+    )
+    _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
+    return logits
+
+
+def _penalise(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    known = [(index, edits, edits.counts) for index, edits in entries if edits.counts is not None]
+    if not known:
+        return
+    flat, where = _flat(logits, [(index, counts.ids) for index, _, counts in known])
+    lengths = [len(counts.ids) for _, _, counts in known]
+
+    def spread(values: list[float]) -> Tensor:
+        return _like(logits, np.repeat(np.array(values, dtype=np.float64), lengths))
+
+    counts = _like(logits, np.concatenate([counts.counts for _, _, counts in known]))
+    repetition = spread([edits.repetition for _, edits, _ in known])
+    values = flat[where]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= spread([edits.frequency for _, edits, _ in known]) * counts
+    values -= spread([edits.presence for _, edits, _ in known]) * (counts > 0)
+    flat[where] = values
+
+
+def _add_bias(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    known = [
+        (index, edits.bias_ids, edits.bias)
+        for index, edits in entries
+        if edits.bias_ids is not None and edits.bias is not None
+    ]
+    if known:
+        flat, where = _flat(logits, [(index, ids) for index, ids, _ in known])
+        flat[where] = flat[where] + _like(logits, np.concatenate([bias for _, _, bias in known]))
+
+
+def _ban(
+    logits: Tensor, entries: Sequence[_Entry], ids_of: Callable[[int, RowEdits], Ids | None]
+) -> None:
+    listed = [(index, ids) for index, edits in entries if (ids := ids_of(index, edits)) is not None]
+    if listed:
+        flat, where = _flat(logits, listed)
+        flat[where] = -torch.inf
+
+
+def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    listed = [(index, edits.allowed_ids) for index, edits in entries]
+    known = [(index, ids) for index, ids in listed if ids is not None]
+    if known:
+        flat, where = _flat(logits, known)
+        kept = flat[where]
+        logits[[index for index, _ in known]] = -torch.inf
+        flat[where] = kept
+
+
+def _flat(logits: Tensor, listed: Sequence[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:
+    """A flat view of contiguous `logits`, and the places in it of (row, distinct ids)."""
+    vocab = logits.shape[1]
+    places = np.concatenate([ids + index * vocab for index, ids in listed])
+    return logits.view(-1), torch.from_numpy(places).to(logits.device)
+
+
+def _like(logits: Tensor, values: NDArray[np.float64] | Ids) -> Tensor:
+    return torch.from_numpy(values).to(device=logits.device, dtype=logits.dtype)

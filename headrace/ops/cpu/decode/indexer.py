@@ -1,0 +1,81 @@
+"""Compressor pooling and selection of few rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.ops.cpu.decode.arrays import FEW, array, tensor
+from headrace.ops.reference import indexer as reference
+
+_NONE = np.iinfo(np.int64).max
+
+
+def pool_entries(rows: Tensor, tokens: Tensor, overlap: bool) -> Tensor:
+    """`reference.pool_entries`."""
+    if tokens.numel() * rows.shape[1] > FEW:
+        return reference.pool_entries(rows, tokens, overlap)
+    place = array(tokens)
+    both = array(rows).take(place, axis=0, mode="clip")  # -1 reads row 0, see below
+    n, c = place.shape[1], rows.shape[1] // 2
+    absent = place < 0
+    if absent.any():
+        both[absent, :c] = 0.0
+        both[absent, c:] = -np.inf
+    kv, score = both[..., :c], both[..., c:]
+    if overlap:
+        kv, score = (
+            np.concatenate((part[:, : n // 2, : c // 2], part[:, n // 2 :, c // 2 :]), axis=1)
+            for part in (kv, score)
+        )
+    p = np.exp(score - np.maximum.reduce(score, axis=1, keepdims=True))
+    total = np.add.reduce(p, axis=1)
+    p *= kv
+    pooled = np.add.reduce(p, axis=1)
+    pooled /= total
+    return tensor(pooled)
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """`reference.index_scores`, its sum over the heads as a matrix product."""
+    b, n, h, d = q.shape
+    if b * n * h * keys.shape[1] > 1 << 20:
+        return reference.index_scores(q, weights, keys)
+    dots = torch.bmm(q.reshape(b, n * h, d), keys.transpose(1, 2))
+    dots = torch.relu_(dots).view(b * n, h, keys.shape[1])
+    return torch.bmm(weights.reshape(b * n, 1, h), dots).view(b, n, keys.shape[1])
+
+
+def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Tensor:
+    """`reference.candidate_mask`."""
+    if scores.numel() > FEW:
+        return reference.candidate_mask(scores, visible, block, keep)
+    s, seen = array(scores), array(visible)
+    rows, n = s.shape
+    best = np.maximum.reduceat(s, np.arange(0, n, block), axis=1)
+    every = np.arange(rows)
+    best[every, np.maximum((seen - 1) // block, 0)] = np.inf
+    order = np.argsort(-best, axis=1, kind="stable")[:, :keep]
+    kept = np.zeros(best.shape, np.bool_)
+    kept[every[:, None], order] = True
+    kept &= best > -np.inf
+    kept &= (seen > 0)[:, None]
+    return tensor(np.repeat(kept, block, axis=1)[:, :n])
+
+
+def select_top_k(scores: Tensor, top_k: int) -> Tensor:
+    """`reference.select_top_k`."""
+    if scores.numel() > FEW:
+        return reference.select_top_k(scores, top_k)
+    s = array(scores)
+    rows, n = s.shape
+    places = (-s).argsort(axis=1, kind="stable")[:, :top_k]
+    chosen = s.take(places + np.arange(0, rows * n, n)[:, None]) > -np.inf
+    if chosen.all():
+        places.sort(axis=1)
+        return tensor(places)
+    places[~chosen] = _NONE
+    places.sort(axis=1)
+    places[places == _NONE] = -1
+    return tensor(places)
