@@ -95,7 +95,7 @@ def check_case(
         groups.append(("drafts", lambda: _drafts(case, FP32, "")))
         groups.append(("drafts, kv quantised", lambda: _drafts(case, FP32_KVQ, "_kvq")))
     if not quick:
-        groups.append(("chunking", lambda: _chunking(case)))
+        groups.append(("chunking", lambda: chunking_results(case)))
     for name, group in groups:
         if started is not None:
             started(name)
@@ -263,7 +263,7 @@ def chunk_plans(total: int) -> dict[str, list[int]]:
     return plans
 
 
-def _chunking(case: GoldenCase) -> Iterator[Result]:
+def chunking_results(case: GoldenCase) -> Iterator[Result]:
     """fp64 logits must not depend on how the tokens are cut into steps."""
     model = case.load(FP64)
     whole = run_case(case, model)
