@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from headrace.check.case import Runner
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
