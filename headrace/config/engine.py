@@ -26,7 +26,8 @@ class EngineConfig:
     together. kv_memory_bytes (blocks and slots) / num_blocks: size of the KV cache, at most one is
     given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
     ones are refused. seed: gives requests without a seed theirs; None draws one at start-up.
-    threads: CPU threads of the operators. served_model_name: None: the checkpoint's folder name.
+    threads: CPU threads of the operators; None: 1 for models with a hidden size below 1024, else
+    the number of physical cores. served_model_name: None: the checkpoint's folder name.
     """
 
     dtype: str = "float32"

@@ -8,8 +8,9 @@ taken on the distribution renormalised after top_k; at least one token survives)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from headrace.core.plain import is_huge, plain, plain_ids
 from headrace.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -36,8 +37,9 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 class SamplingParams:
     """Sampling of one request.
 
-    temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 (off) or >= 1. seed: 0 .. 2^64-1, or None
-    for one drawn by the engine. max_tokens: >= 1, or None for "up to the context limit".
+    temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. seed: 0
+    .. 2^64-1, or None for one drawn by the engine. max_tokens: >= 1, or None for "up to the context
+    limit". Numbers may be NumPy's; they become Python's.
     stop_token_ids: ids that end the answer besides EOS. Raises InvalidRequest naming the field.
     """
 
@@ -50,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        self._make_plain()
         if not 0.0 <= _number("temperature", self.temperature) <= 2.0:
             raise InvalidRequest(
                 f"temperature must be in [0, 2], got {self.temperature}.", param="temperature"
@@ -72,6 +75,21 @@ class SamplingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos must be true or false.", param="ignore_eos")
+
+    def _make_plain(self) -> None:
+        for field in fields(self):
+            value = plain(getattr(self, field.name))
+            if field.name.endswith("_ids") and (value is not None or field.default is not None):
+                value = plain_ids(value)
+                if value is None:
+                    raise InvalidRequest(
+                        f"{field.name} must be a list of token ids.", param=field.name
+                    )
+            elif field.name == "top_k" and value == 0 and not isinstance(value, bool):
+                value = -1
+            if any(map(is_huge, value if isinstance(value, tuple) else (value,))):
+                raise InvalidRequest(f"{field.name} is too large a number.", param=field.name)
+            object.__setattr__(self, field.name, value)
 
     @property
     def greedy(self) -> bool:

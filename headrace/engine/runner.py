@@ -29,6 +29,11 @@ class SpecLike(Protocol):
         ...
 
     @property
+    def hidden(self) -> int:
+        """Width of a hidden state."""
+        ...
+
+    @property
     def bos_id(self) -> int:
         """Token in front of every text."""
         ...
