@@ -19,8 +19,10 @@ from headrace.serve.run import open_socket
 from headrace.serve.state import ModelCard
 
 # Sends SIGINT to itself when a module is imported, so that it always comes in the same place.
+# A test run in the background of a script inherits an ignored SIGINT: take the usual one back.
 INTERRUPTED_IMPORT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupt:
     due = True
     def find_spec(self, name, path=None, target=None):
