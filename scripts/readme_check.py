@@ -31,6 +31,8 @@ FIRST_ANSWER_LIMIT_S = 360.0
 TEST_LIMIT_S = 720.0
 STOP_LIMIT_S = 60.0
 POLL_S = 0.2
+# Characters of the log shown when a block failed.
+LOG_TAIL = 8000
 # make re-raises the signal it was stopped with; a shell reports that as 128 + 15.
 STOPPED_CODES = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -110,6 +112,7 @@ class Newcomer:
             self.problems.append(f"{block.strip()!r} took more than {limit_s:.0f} s")
         if exit_code:
             self.problems.append(f"{block.strip()!r} ended with exit code {exit_code}")
+            print(self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:])
         self.record(block, began, exit_code)
 
     def serve(self, block: str, ready_url: str) -> None:
@@ -121,6 +124,7 @@ class Newcomer:
             late = time.monotonic() - began > FIRST_ANSWER_LIMIT_S
             if exit_code is not None or late:
                 self.problems.append("the server was not ready in time" if late else "no server")
+                print(self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:])
                 self.record(block, began, exit_code)
                 return
             time.sleep(POLL_S)
@@ -235,8 +239,6 @@ def main() -> int:
         finally:
             newcomer.stop_server()
         result = report(newcomer, commit)
-        if result["problems"]:
-            print(newcomer.log.read_text(encoding="utf-8", errors="replace")[-8000:])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for problem in result["problems"]:

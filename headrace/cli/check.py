@@ -14,7 +14,8 @@ CHECK_FAILED = 1
 
 
 def command(
-    directories: Annotated[list[Path], Parameter(name="DIR", consume_multiple=True)],
+    directories: Annotated[list[Path], Parameter(name="DIR")],
+    /,
     *,
     json_lines: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,

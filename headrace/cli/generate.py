@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from headrace.cli.integer import Integer
+
 
 def command(
     checkpoint: Path,
@@ -18,17 +20,17 @@ def command(
     raw: Annotated[bool, Parameter(negative="--chat")] = False,
     system: str | None = None,
     thinking: Annotated[bool, Parameter(negative="--no-thinking")] = False,
-    max_tokens: int | None = None,
+    max_tokens: Integer | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
-    top_k: int = -1,
-    seed: int | None = None,
+    top_k: Integer = -1,
+    seed: Integer | None = None,
     ignore_eos: Annotated[bool, Parameter(negative="")] = False,
-    batch: int | None = None,
-    max_model_len: int | None = None,
+    batch: Integer | None = None,
+    max_model_len: Integer | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     batch_invariant: Annotated[bool | None, Parameter(negative="")] = None,
-    threads: int | None = None,
+    threads: Integer | None = None,
     config: Path | None = None,
 ) -> int:
     """Complete one prompt, or a JSONL file of prompts, without a server.
@@ -84,7 +86,7 @@ def command(
     top_p: float
         Draw from the most likely tokens that make up this share.
     top_k: int
-        Draw from this many most likely tokens; -1: from all.
+        Draw from this many most likely tokens; 0 or -1: from all.
     seed: int
         Makes draws repeatable. In a file each line gets its own seed from this one and its number.
     ignore_eos: bool
@@ -98,36 +100,37 @@ def command(
     batch_invariant: bool
         Bit-equal answers whatever runs beside them (slower).
     threads: int
-        CPU threads of the operators (default: all cores).
+        CPU threads of the operators (default: 1 for small models, else all physical cores).
     config: Path
         TOML file with more settings in [engine] (also: HEADRACE_CONFIG).
     """
     from headrace.cli.generate_run import GenerateOptions, generate
     from headrace.cli.prompt_file import PromptOptions
+    from headrace.config import flags_of, naming_flags
     from headrace.core.sampling import SamplingParams
 
     sampling = SamplingParams(
         temperature=temperature,
         top_p=top_p,
-        top_k=-1 if top_k == 0 else top_k,
+        top_k=top_k,
         seed=seed,
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
-    return generate(
-        GenerateOptions(
-            checkpoint=checkpoint,
-            prompt=prompt,
-            input_path=input_path,
-            output_path=output_path,
-            prompts=PromptOptions(sampling, raw=raw, thinking=thinking, system=system),
-            config_path=config,
-            overrides={
-                "engine.max_num_seqs": batch,
-                "engine.max_model_len": max_model_len,
-                "engine.dtype": dtype,
-                "engine.batch_invariant": batch_invariant,
-                "engine.threads": threads,
-            },
-        )
+    options = GenerateOptions(
+        checkpoint=checkpoint,
+        prompt=prompt,
+        input_path=input_path,
+        output_path=output_path,
+        prompts=PromptOptions(sampling, raw=raw, thinking=thinking, system=system),
+        config_path=config,
+        overrides={
+            "engine.max_num_seqs": batch,
+            "engine.max_model_len": max_model_len,
+            "engine.dtype": dtype,
+            "engine.batch_invariant": batch_invariant,
+            "engine.threads": threads,
+        },
     )
+    with naming_flags(flags_of(options.overrides, {"engine.max_num_seqs": "--batch"})):
+        return generate(options)

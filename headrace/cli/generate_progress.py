@@ -114,7 +114,7 @@ class GenerateScreen:
 
     def stopping(self) -> None:
         """A signal came."""
-        self.note("stopping after this step (once more: at once)")
+        self.note("interrupted, finishing the running step (once more: at once)")
 
     # --- one prompt ----------------------------------------------------------------------------
 

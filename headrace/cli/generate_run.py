@@ -25,11 +25,17 @@ from headrace.cli.prompt_file import (
     read_lines,
     scan,
 )
-from headrace.config import EngineConfig, build_section, check_sections, read_settings
+from headrace.config import (
+    EngineConfig,
+    build_section,
+    check_sections,
+    read_settings,
+    unknown_variables,
+)
+from headrace.core.files import require_checkpoint
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
 from headrace.errors import (
-    CheckpointError,
     EngineLost,
     HeadraceError,
     InvalidRequest,
@@ -113,13 +119,11 @@ def generate(options: GenerateOptions, load: EngineLoader = load_engine) -> int:
     check_sections(settings, ("engine", "server"))
     config = _engine_config(settings)
     text = "" if options.prompt is None else _prompt_text(options.prompt)
-    if not options.checkpoint.is_dir():
-        raise CheckpointError(
-            f"{options.checkpoint} is no directory. A checkpoint is a directory with config.json, "
-            "tokenizer.json and *.safetensors; `headrace tiny --out DIR` writes one to try."
-        )
+    require_checkpoint(options.checkpoint)
     codec = ChatCodec.from_directory(options.checkpoint)
     screen = GenerateScreen()
+    for warning in unknown_variables():
+        screen.note(f"warning: {warning}")
 
     def start() -> tuple[GenerateEngine, PromptEncoder]:
         if read_note(options.checkpoint).get("random") is True:

@@ -4,23 +4,22 @@ Contract: registers every command by its import path (nothing is imported before
 one, and is the only place where errors become `error: ...` on stderr and an exit code: 0 ok, 1 a
 check failed, 2 bad usage, config or request, 3 checkpoint or unsupported, 4 output could not be
 written, 130 Ctrl-C, 141 the reader of our output went away. Anything else is a bug and keeps its
-traceback. To add a command, write `cli/<name>.py` with a function `command` and list it here.
+traceback. Heavy imports, cyclopts too, happen inside functions, where Ctrl-C is caught. To add a
+command, write `cli/<name>.py` with a function `command` and list it here.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
 
-from cyclopts import App, CycloptsError, UnknownCommandError
-
-from headrace import __version__
-from headrace.errors import HeadraceError, OutputError
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -46,8 +45,8 @@ unsupported, 4 output could not be written, 130 interrupted.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
+# No dataclass: this module must be there before anybody can press Ctrl-C.
+class _Command(NamedTuple):
     """path: words after `headrace`. target: import path. summary: its line in the overview."""
 
     path: tuple[str, ...]
@@ -92,7 +91,17 @@ def build_app(arguments: Sequence[str]) -> App:
     A summary given here replaces the docstring of the command, and asking for the docstring imports
     its module. So only the command that is being called is registered without a summary.
     """
-    app = App(name="headrace", help=_HELP, version=__version__, help_format="markdown")
+    from cyclopts import App
+
+    from headrace import __version__
+
+    app = App(
+        name="headrace",
+        help=_HELP,
+        version=__version__,
+        help_format="markdown",
+        suppress_keyboard_interrupt=False,
+    )
     groups = {name: App(name=name, help=summary) for name, summary in _GROUPS.items()}
     for group in groups.values():
         app.command(group)
@@ -120,7 +129,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
 
 
+class _Interrupts:
+    """While entered: the first Ctrl-C raises KeyboardInterrupt, the next one ends the process.
+
+    After the first one it stays so: the interpreter's own end prints tracebacks when interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        # Another handler, or SIG_IGN of a background job, is not ours to change.
+        self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> _Interrupts:
+        if self._ours:
+            try:
+                signal.signal(signal.SIGINT, self._first)
+            except ValueError:  # not the main thread, which alone has signals
+                self._ours = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours and not self.came:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _first(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, self._next)
+        self.came = True
+        raise KeyboardInterrupt
+
+    def _next(self, number: int, frame: FrameType | None) -> None:
+        os._exit(EXIT_INTERRUPTED)
+
+
 def _exit_code(arguments: Sequence[str]) -> int:
+    with _Interrupts() as interrupts:
+        try:
+            return _guarded(arguments)
+        except KeyboardInterrupt:
+            pass
+        except Exception:
+            # A library may turn an interrupt of its import into an error of its own.
+            if not interrupts.came:
+                raise
+        _report("interrupted.")
+        if interrupts.came:
+            # The interpreter's own end takes long after torch, and a signal in it has no handler.
+            _settle_output()
+            os._exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+
+
+def _guarded(arguments: Sequence[str]) -> int:
+    """`run`, with errors as text and exit code."""
+    from cyclopts import CycloptsError
+
+    from headrace.errors import HeadraceError, OutputError
+
     try:
         return run(arguments)
     except HeadraceError as error:
@@ -131,9 +195,6 @@ def _exit_code(arguments: Sequence[str]) -> int:
         words = " ".join(["headrace", *(error.command_chain or ())])
         _report(f"{_usage_text(error, arguments)}\nSee `{words} --help`.")
         return EXIT_USAGE
-    except KeyboardInterrupt:
-        _report("interrupted.")
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         _settle_output()
         return EXIT_BROKEN_PIPE
@@ -147,13 +208,24 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 def _usage_text(error: CycloptsError, arguments: Sequence[str]) -> str:
     """What was wrong with the arguments, without importing all commands to say it."""
+    import difflib
+
+    from cyclopts import UnknownCommandError
+
     if not isinstance(error, UnknownCommandError):
         return str(error).rstrip()
     word = error.unused_tokens[0] if error.unused_tokens else arguments[0]
-    known = sorted({name for entry in _COMMANDS for name in entry.path})
+    # Only what can stand at this place: the commands, or those of the group that was named.
+    group = tuple(error.command_chain or ())
+    depth = len(group)
+    known = sorted(
+        {e.path[depth] for e in _COMMANDS if e.path[:depth] == group and e.path != group}
+    )
+    if not known:
+        return str(error).rstrip()
     close = difflib.get_close_matches(word, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown command {word!r}.{hint}"
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+    return f"unknown command {word!r}. {hint}"
 
 
 def _report(message: str) -> None:

@@ -29,12 +29,14 @@ def command(
     from headrace.ops.numerics import Numerics
     from headrace.ops.registry import explain
 
+    if not json_lines:
+        print(f"{'OPERATOR':<20} {'USES':<12} OTHERS")
     numerics = Numerics(dtype=dtype, batch_invariant=batch_invariant)
     for found in explain(IMPLEMENTATIONS, "cpu", numerics):
         others = {impl.name: why for impl, why in found.rejected}
         if json_lines:
             print(json.dumps({"op": found.op, "chosen": found.chosen.name, "others": others}))
             continue
-        reasons = "; ".join(f"{name} {why}" for name, why in others.items())
+        reasons = "; ".join(f"{name}: {why}" for name, why in others.items())
         print(f"{found.op:<20} {found.chosen.name:<12} {reasons}".rstrip())
     return 0

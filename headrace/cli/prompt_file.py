@@ -22,6 +22,7 @@ from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
 from headrace.errors import ContextTooLong, InvalidRequest
 from headrace.recipe import ChatCodec, Conversation, OutputDelta, SystemMessage, UserMessage
+from headrace.recipe.codec import check_length
 from headrace.recipe.constants import DEFAULT_MAX_TOKENS
 from headrace.recipe.protocols.chat import ChatOptions, parse_chat
 from headrace.recipe.protocols.json_body import convert_body, decode_body
@@ -144,7 +145,9 @@ class PromptEncoder:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         sampling = options.sampling if sampling is None else sampling
         if options.raw:
-            ids = (self._bos_id, *self._codec.tokenizer.encode(text))
+            tokenizer = self._codec.tokenizer
+            check_length(tokenizer.least_text_tokens(text), self._max_model_len, "prompt")
+            ids = (self._bos_id, *tokenizer.encode(text))
             return self._plain(ids, sampling)
         system = () if options.system is None else (SystemMessage(options.system),)
         conversation = Conversation(
@@ -157,7 +160,7 @@ class PromptEncoder:
         return PreparedPrompt(ids, self._limited(ids, sampling, DEFAULT_MAX_TOKENS), parser)
 
     def _chat(self, conversation: Conversation, sampling: SamplingParams) -> PreparedPrompt:
-        ids = tuple(self._codec.encode(conversation))
+        ids = tuple(self._codec.encode(conversation, context_limit=self._max_model_len))
         limited = self._limited(ids, sampling, conversation.default_max_tokens)
         return PreparedPrompt(ids, limited, self._codec.parser(conversation))
 

@@ -9,25 +9,27 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from headrace.cli.integer import Integer
+
 
 def command(
     checkpoint: Path,
     /,
     *,
     host: str | None = None,
-    port: int | None = None,
+    port: Integer | None = None,
     api_key: Annotated[list[str] | None, Parameter(negative="")] = None,
     api_key_file: Path | None = None,
     served_model_name: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    threads: int | None = None,
+    max_model_len: Integer | None = None,
+    max_num_seqs: Integer | None = None,
+    max_num_batched_tokens: Integer | None = None,
+    threads: Integer | None = None,
     thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
-    max_body_bytes: int | None = None,
-    max_requests: int | None = None,
-    max_requests_per_key: int | None = None,
+    max_body_bytes: Integer | None = None,
+    max_requests: Integer | None = None,
+    max_requests_per_key: Integer | None = None,
     drain_timeout_s: float | None = None,
     log_format: Literal["text", "json"] | None = None,
     config: Path | None = None,
@@ -42,12 +44,12 @@ def command(
         headrace tiny --preset tiny-8 --seed 1 --out my-model
         headrace serve my-model --port 8000
         curl -N http://127.0.0.1:8000/v1/chat/completions \\
-          -H 'content-type: application/json' -d '{"model": "my-model",
+          -H 'content-type: application/json' -d '{"model": "my-model", "max_tokens": 64,
           "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
 
     Settings come from the command line, then HEADRACE_API_KEYS, then the TOML file (sections
-    [server] and [engine], the names below with underscores; more of them in docs/api.md), then the
-    defaults. The first SIGTERM or Ctrl-C lets running requests finish, the second one ends at once.
+    [server] and [engine]; docs/config.md lists all settings), then the defaults. The first SIGTERM
+    or Ctrl-C lets running requests finish, the second one ends at once.
 
     Parameters
     ----------
@@ -74,7 +76,7 @@ def command(
     max_num_batched_tokens: int
         Tokens of one step of the engine, all requests together (512).
     threads: int
-        CPU threads of the operators (default: all cores).
+        CPU threads of the operators (default: 1 for small models, else all physical cores).
     thinking: bool
         Whether the model thinks before it answers when a request does not say (yes).
     max_body_bytes: int
@@ -91,6 +93,7 @@ def command(
         TOML file with more settings (also: HEADRACE_CONFIG).
     """
     from headrace.cli.serve_run import serve
+    from headrace.config import flags_of, naming_flags
 
     overrides: dict[str, object] = {
         "server.host": host,
@@ -110,5 +113,7 @@ def command(
         "engine.max_num_batched_tokens": max_num_batched_tokens,
         "engine.threads": threads,
     }
-    asyncio.run(serve(checkpoint, config, overrides))
+    renamed = {"server.api_keys": "--api-key", "server.default_thinking_mode": "--thinking"}
+    with naming_flags(flags_of(overrides, renamed)):
+        asyncio.run(serve(checkpoint, config, overrides))
     sys.stderr.flush()

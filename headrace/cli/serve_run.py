@@ -7,6 +7,7 @@ stays small so that `--help` imports nothing.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +17,16 @@ import structlog
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from headrace.config import EngineConfig, build_section, check_sections, read_settings
+from headrace.config import (
+    EngineConfig,
+    build_section,
+    check_sections,
+    read_settings,
+    unknown_variables,
+)
 from headrace.config.server import ServerConfig
+from headrace.core.files import require_checkpoint
 from headrace.engine.process import EngineClient, SupervisionConfig
-from headrace.errors import CheckpointError
 from headrace.recipe.codec import ChatCodec
 from headrace.serve.log import RequestLogger, log_processors
 from headrace.serve.model_card import make_card, read_note
@@ -41,28 +48,36 @@ async def serve(
     check_sections(settings, SECTIONS)
     server_config = build_section(ServerConfig, "server", settings).with_key_file()
     engine_config = build_section(EngineConfig, "engine", settings)
-    if not checkpoint.is_dir():
-        raise CheckpointError(
-            f"{checkpoint} is no directory. A checkpoint is a directory with config.json, "
-            "tokenizer.json and *.safetensors; `headrace tiny --out DIR` writes one to try."
-        )
+    require_checkpoint(checkpoint)
     note = read_note(checkpoint)
     codec = ChatCodec.from_directory(checkpoint)
-    with _supervisor_log(server_config.log_format):
+    with other_logs(server_config.log_format):
         await _serve(checkpoint, server_config, engine_config, codec, note)
 
 
 @contextmanager
-def _supervisor_log(log_format: str) -> Iterator[None]:
-    """The engine's supervisor logs through structlog's defaults: same lines, same place."""
+def other_logs(log_format: str) -> Iterator[None]:
+    """The engine's supervisor and uvicorn log as the server does: same lines, same place."""
     structlog.configure(
         processors=log_processors(log_format, sys.stderr),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    uvicorn_log, handler = logging.getLogger("uvicorn.error"), _ToLog()
+    uvicorn_log.addHandler(handler)
     try:
         yield
     finally:
+        uvicorn_log.removeHandler(handler)
         structlog.reset_defaults()
+
+
+class _ToLog(logging.Handler):
+    """Records of Python's logging as lines of the server's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, with its traceback if it has one."""
+        log = structlog.get_logger()
+        log.log(record.levelno, record.getMessage().strip(), exc_info=record.exc_info)
 
 
 async def _serve(
@@ -76,7 +91,9 @@ async def _serve(
         checkpoint, engine_config, SupervisionConfig(factory=SERVE_ENGINE_FACTORY)
     )
     state = ServerState(server_config, engine, codec, RequestLogger(server_config.log_format))
-    screen = StartUpScreen(checkpoint, bool(server_config.api_keys))
+    screen = StartUpScreen(checkpoint, server_config, state.logger)
+    for warning in unknown_variables():
+        screen.warn(warning)
 
     try:
         await run_server(
@@ -91,22 +108,31 @@ async def _serve(
 
 
 class StartUpScreen:
-    """What a person sees on stderr while the server starts and stops."""
+    """What a person sees on stderr while the server starts and stops; with a JSON log, its lines.
 
-    def __init__(self, checkpoint: Path, has_keys: bool) -> None:
+    In JSON mode every line of stderr is one JSON object: the sentences become events.
+    """
+
+    def __init__(self, checkpoint: Path, config: ServerConfig, logger: RequestLogger) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._checkpoint = checkpoint
-        self._has_keys = has_keys
+        self._has_keys = bool(config.api_keys)
+        self._json_log = logger if config.log_format == "json" else None
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
     def listening(self, url: str) -> None:
         """The socket is open."""
-        self._print(f"headrace: loading {self._checkpoint} ({url}/health/ready says when done)")
+        self._say(
+            f"loading {self._checkpoint} ({url}/health/ready says when done)",
+            "loading",
+            checkpoint=str(self._checkpoint),
+            url=url,
+        )
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         """Bytes of weights read; a bar on a terminal, nothing in a log file."""
-        if not self._console.is_terminal:
+        if not self._console.is_terminal or self._json_log is not None:
             return
         if self._progress is None:
             self._progress = Progress(
@@ -123,11 +149,19 @@ class StartUpScreen:
     def ready(self, url: str, model: ModelCard) -> None:
         """Requests are taken."""
         self.close()
-        self._print(f"headrace: serving {model.id} at {url} (context {model.max_model_len} tokens)")
+        self._say(
+            f"serving {model.id} at {url} (context {model.max_model_len} tokens)",
+            "serving",
+            model=model.id,
+            url=url,
+            max_model_len=model.max_model_len,
+        )
         if model.description is not None:
-            self._print(f"headrace: NOTE: {model.description}")
+            self._say(f"NOTE: {model.description}", "note", text=model.description)
+        if self._json_log is not None:
+            return
         key = "-H 'authorization: Bearer YOUR_KEY' " if self._has_keys else ""
-        self._print("headrace: try it:")
+        self._say("try it:", "")
         self._print(
             f"  curl -N {url}/v1/chat/completions {key}-H 'content-type: application/json' "
             f'-d \'{{"model": "{model.id}", "stream": true, "max_tokens": 64, '
@@ -136,10 +170,30 @@ class StartUpScreen:
 
     def draining(self, running: int, timeout_s: float) -> None:
         """A signal came."""
-        self._print(
-            f"headrace: stopping; {running} running requests have {timeout_s:g} s to finish "
-            "(a second signal stops at once)"
+        requests = f"{_requests(running)} {'has' if running == 1 else 'have'}"
+        self._say(
+            f"stopping; {requests} {timeout_s:g} s to finish (a second signal stops at once)"
+            if running
+            else "stopping; no request is running",
+            "stopping",
+            running=running,
+            timeout_s=timeout_s,
         )
+
+    def stopped(self, finished: int, cut: int) -> None:
+        """All is over."""
+        self._say(
+            f"stopped; {_requests(finished)} finished, {cut} cut off"
+            if finished + cut
+            else "stopped",
+            "stopped",
+            finished=finished,
+            cut=cut,
+        )
+
+    def warn(self, text: str) -> None:
+        """Something that is probably a mistake."""
+        self._say(f"warning: {text}", "warning", text=text)
 
     def close(self) -> None:
         """Take the progress bar away."""
@@ -147,5 +201,15 @@ class StartUpScreen:
             self._progress.stop()
             self._progress = None
 
+    def _say(self, sentence: str, event: str, **fields: object) -> None:
+        if self._json_log is not None:
+            self._json_log.info(event, **fields)
+        else:
+            self._print(f"headrace: {sentence}")
+
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+
+def _requests(count: int) -> str:
+    return "1 running request" if count == 1 else f"{count} running requests"

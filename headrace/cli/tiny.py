@@ -7,14 +7,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headrace.cli.integer import Integer
+
 
 def command(
     *,
     out: Path,
     preset: str = "tiny-8",
-    seed: int = 1,
+    seed: Integer = 1,
     quantised: Annotated[bool, Parameter(negative="--no-quantised")] = True,
-    shards: int = 1,
+    shards: Integer = 1,
     force: bool = False,
 ) -> None:
     """Write a tiny random checkpoint in the official layout.
@@ -39,6 +41,10 @@ def command(
     force: bool
         Overwrite a directory that is not empty.
     """
+    from headrace.model.tiny_presets import check_arguments
+
+    # Before torch is imported, which takes seconds.
+    check_arguments(out, preset=preset, seed=seed, shards=shards, force=force)
     from headrace.model.tiny import write_tiny
 
     summary = write_tiny(

@@ -29,7 +29,8 @@ class EngineConfig:
     given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
     ones are refused. ageing_steps: steps that a request waits in the queue until nobody may pass
     it. seed: gives requests without a seed theirs; None draws one at start-up. threads: CPU threads
-    of the operators. served_model_name: None: the checkpoint's folder name.
+    of the operators; None: 1 for models with a hidden size below 1024, else the number of physical
+    cores. served_model_name: None: the checkpoint's folder name.
 
     prefix_cache: whether blocks of earlier prompts are used again. replay: how windows are rebuilt
     after such a hit: "bounded" (one window, an approximation), "exact" (as many rows as make the

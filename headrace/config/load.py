@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +37,7 @@ class EnvironmentVariable:
     meaning: str
 
 
+VARIABLE_PREFIX = "HEADRACE_"
 CONFIG_PATH_VARIABLE = "HEADRACE_CONFIG"
 
 # Secrets do not belong on a command line, the path of the file cannot be in the file; all other
@@ -62,10 +65,16 @@ def read_settings(
     settings = read_toml(path) if path is not None else {}
     for variable in ENVIRONMENT:
         text = environ.get(variable.name)
-        if variable.field is not None and text:
-            _put(
-                settings, variable.field, [part.strip() for part in text.split(",") if part.strip()]
-            )
+        if variable.field is not None and text is not None:
+            parts = [part.strip() for part in text.split(",") if part.strip()]
+            if not parts:
+                # An empty list of keys would silently open the server to everybody.
+                raise ConfigError(
+                    f"{variable.name} is set but holds nothing ({variable.field}); unset it, or "
+                    f"give {variable.meaning}.",
+                    param=variable.field,
+                )
+            _put(settings, variable.field, parts)
     for name, value in (overrides or {}).items():
         if value is not None:
             _put(settings, name, value)
@@ -92,7 +101,7 @@ def read_toml(path: Path) -> Settings:
         if not isinstance(section, dict):
             raise ConfigError(
                 f"{name} in {path} lies outside a section; settings live in sections such as "
-                "[engine].",
+                "[engine] (written once, in single brackets).",
                 param=name,
             )
         settings[name] = section
@@ -131,6 +140,39 @@ def check_sections(settings: Mapping[str, object], known: Iterable[str]) -> None
                 f"[{section}] is no section of the config file.{suggestion(section, names)}",
                 param=section,
             )
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One warning for each variable HEADRACE_* that nobody reads: it is probably mistyped."""
+    known = [variable.name for variable in ENVIRONMENT]
+    return [
+        f"{name} is no variable of headrace and is ignored. Known: {', '.join(known)}."
+        for name in sorted(os.environ if environ is None else environ)
+        if name.startswith(VARIABLE_PREFIX) and name not in known
+    ]
+
+
+@contextmanager
+def naming_flags(flags: Mapping[str, str]) -> Iterator[None]:
+    """Make a ConfigError about a setting name the flag that set it (dotted name -> flag)."""
+    try:
+        yield
+    except ConfigError as error:
+        message = error.message
+        for name, flag in flags.items():
+            message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", f"{flag} ({name})", message)
+        if message == error.message:
+            raise
+        raise type(error)(message, param=error.param) from error
+
+
+def flags_of(
+    overrides: Mapping[str, object], renamed: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The flags of the `overrides` that were given; `renamed`: not called as their setting."""
+    names = {name: "--" + name.partition(".")[2].replace("_", "-") for name in overrides}
+    names.update(renamed or {})
+    return {name: names[name] for name, value in overrides.items() if value is not None}
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

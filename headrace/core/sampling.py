@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from headrace.core.plain import is_huge, plain, plain_ids
 from headrace.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -55,9 +56,10 @@ class StopScope:
 class SamplingParams:
     """Sampling of one request. Raises InvalidRequest naming the field.
 
-    temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 (off) or >= 1. min_p: [0, 1], tokens
-    below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for one drawn by
-    the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
+    temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. min_p:
+    [0, 1], tokens below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for
+    one drawn by the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
+    Numbers may be NumPy's; they become Python's.
 
     max_tokens: >= 1, or None for "up to the context limit". min_tokens: no EOS, stop token or stop
     string ends the answer before it has this many tokens. stop: strings that end the answer; text
@@ -97,11 +99,27 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._make_plain()
         self._check_shaping()
         self._check_penalties()
         self._check_ids()
         self._check_end()
         self._check_logprobs()
+
+    def _make_plain(self) -> None:
+        for field in fields(self):
+            value = plain(getattr(self, field.name))
+            if field.name.endswith("_ids") and (value is not None or field.default is not None):
+                value = plain_ids(value)
+                if value is None:
+                    raise InvalidRequest(
+                        f"{field.name} must be a list of token ids.", param=field.name
+                    )
+            elif field.name == "top_k" and value == 0 and not isinstance(value, bool):
+                value = -1
+            if any(map(is_huge, value if isinstance(value, tuple) else (value,))):
+                raise InvalidRequest(f"{field.name} is too large a number.", param=field.name)
+            object.__setattr__(self, field.name, value)
 
     @property
     def greedy(self) -> bool:

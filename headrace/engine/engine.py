@@ -41,6 +41,16 @@ from headrace.platforms import CpuPlatform, Platform
 __all__ = ["Engine", "EngineStats"]
 
 
+# Products of narrower models are too small to share: threads that wait for each other cost more
+# than they save, on a busy machine thirty times as much.
+SMALL_HIDDEN = 1024
+
+
+def default_threads(spec: SpecLike, platform: Platform) -> int:
+    """Threads of the operators where the config names no number."""
+    return 1 if spec.hidden < SMALL_HIDDEN else platform.physical_cores()
+
+
 class Engine:
     """A model with its cache memory and the requests that use them."""
 
@@ -80,7 +90,8 @@ class Engine:
             device=device,
         )
         invariant = model.numerics.batch_invariant
-        self._runner = Runner(model, cache, platform, 1 if invariant else config.threads)
+        threads = 1 if invariant else config.threads or default_threads(model.spec, platform)
+        self._runner = Runner(model, cache, platform, threads)
         self._row_multiple = INVARIANT_ROW_MULTIPLE if invariant else 1
         self._max_ngram = model.max_ngram
         self._sampler = SamplerState(

@@ -2,20 +2,22 @@
 
 Contract: `generate` answers a list of prompts in order, `stream` yields one answer piece by piece.
 Both leave the engine without requests of theirs when they end, also by an exception or Ctrl-C. Text
-needs a tokenizer, which is given by whoever builds the `LLM`; token ids always work. Not for use
-from several threads at once.
+needs a tokenizer, which is given by whoever builds the `LLM`; token ids always work. One thread at
+a time: a second one gets an error, never wrong tokens.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
 from headrace.config import EngineConfig
 from headrace.core.output import RequestOutput
+from headrace.core.plain import is_huge, plain_ids
 from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
@@ -41,6 +43,15 @@ class LLM:
         progress: ProgressCallback | None = None,
     ) -> None:
         """Load the checkpoint directory; see `load_engine` for `progress` and errors."""
+        if not isinstance(checkpoint, (str, Path)):
+            raise InvalidRequest(
+                f"checkpoint must be the path of a directory, got {checkpoint!r}.",
+                param="checkpoint",
+            )
+        if config is not None and not isinstance(config, EngineConfig):
+            raise InvalidRequest(
+                f"config must be an EngineConfig, got {type(config).__name__}.", param="config"
+            )
         engine = load_engine(
             Path(checkpoint), config or EngineConfig(), tokenizer=tokenizer, progress=progress
         )
@@ -61,6 +72,8 @@ class LLM:
         self._tokenizer = tokenizer
         self._answers: dict[str, Answer] = {}
         self._numbered = 0
+        self._busy = threading.Lock()
+        self._dropped: deque[Answer] = deque()  # streams that were closed while it was busy
 
     @property
     def engine(self) -> Engine:
@@ -71,7 +84,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
@@ -83,24 +96,25 @@ class LLM:
         that fails while it runs has `finish` ERROR. Raises InvalidRequest or ContextTooLong before
         anything runs if one of the prompts is bad.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequest("prompts must be a list; put the one text into a list.")
-        answers = [
-            self._answer(prompt, params, number)
-            for number, (prompt, params) in enumerate(
-                zip(prompts, _one_each(sampling, len(prompts)), strict=True)
-            )
-        ]
-        waiting = deque(answers)
-        running: list[Answer] = []
-        with _progress_bar(len(answers), progress) as advance:
-            try:
-                while waiting or running:
-                    self._submit_some(waiting, running)
-                    self._pump()
-                    running = [answer for answer in running if not self._collect(answer, advance)]
-            finally:
-                self._forget(running)
+        listed = _listed(prompts)
+        each = _one_each(sampling, len(listed))
+        with self._alone():
+            answers = [
+                self._answer(prompt, params, number)
+                for number, (prompt, params) in enumerate(zip(listed, each, strict=True))
+            ]
+            waiting = deque(answers)
+            running: list[Answer] = []
+            with _progress_bar(len(answers), progress) as advance:
+                try:
+                    while waiting or running:
+                        self._submit_some(waiting, running)
+                        self._pump()
+                        running = [
+                            answer for answer in running if not self._collect(answer, advance)
+                        ]
+                finally:
+                    self._forget(running)
         return [output for answer in answers for output in answer.outputs()]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[TextChunk]:
@@ -110,23 +124,32 @@ class LLM:
 
         Raises InvalidRequest, ContextTooLong or Overloaded at the first `next`.
         """
-        answer = self._answer(prompt, sampling or SamplingParams(), None)
-        self._submit(answer)
+        with self._alone():
+            answer = self._answer(prompt, _one_each(sampling, 1)[0], None)
+            self._submit(answer)
         try:
             while not answer.finished:
                 if not answer.inbox:
-                    self._pump()
+                    with self._alone():
+                        self._pump()
                 while answer.inbox:
                     yield answer.take_next()
         finally:
-            self._forget([answer])
+            # Not refused: an iterator may be collected at any time, in any thread.
+            self._dropped.append(answer)
+            if self._busy.acquire(blocking=False):
+                try:
+                    self._forget_dropped()
+                finally:
+                    self._busy.release()
 
     def close(self) -> None:
         """Abort what runs and free model and cache; the LLM cannot be used afterwards."""
-        if self._engine is not None:
-            self._engine.abort_all()
-        self._answers.clear()
-        self._engine = None
+        with self._alone():
+            if self._engine is not None:
+                self._engine.abort_all()
+            self._answers.clear()
+            self._engine = None
 
     def __enter__(self) -> LLM:
         return self
@@ -140,6 +163,24 @@ class LLM:
         self.close()
 
     # --- inside ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the engine; another thread that holds it is an InvalidRequest, not a wait."""
+        if not self._busy.acquire(blocking=False):
+            raise InvalidRequest(
+                "This LLM is working for another thread. Use it from one thread at a time, or run "
+                "`headrace serve` for many callers."
+            )
+        try:
+            self._forget_dropped()
+            yield
+        finally:
+            self._busy.release()
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            self._forget([self._dropped.popleft()])
 
     def _answer(self, prompt: Prompt, params: SamplingParams, number: int | None) -> Answer:
         """Build and check a request; errors name the prompt by `number`."""
@@ -155,7 +196,20 @@ class LLM:
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
-            return tuple(prompt)
+            ids = plain_ids(prompt)
+            if ids is None:
+                raise InvalidRequest(
+                    f"A prompt is text or a list of token ids, got {type(prompt).__name__}.",
+                    param="prompt",
+                )
+            for position, token in enumerate(ids):
+                if not isinstance(token, int) or isinstance(token, bool) or is_huge(token):
+                    raise InvalidRequest(
+                        f"Token {position} of the prompt is a {type(token).__name__} that is no "
+                        "token id; token ids are integers.",
+                        param="prompt",
+                    )
+            return ids  # type: ignore[return-value]
         if self._tokenizer is None:
             raise InvalidRequest(
                 "A text prompt needs a tokenizer: build the LLM with tokenizer=..., or give token "
@@ -206,6 +260,18 @@ class LLM:
                 self._engine.abort(answer.request.request_id)
 
 
+def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts of a list, or of any other iterable of prompts."""
+    if isinstance(prompts, str):
+        raise InvalidRequest("prompts must be a list; put the one text into a list.")
+    if isinstance(prompts, (bytes, bytearray, dict)) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(
+            f"prompts must be a list of texts or of lists of token ids, got "
+            f"{type(prompts).__name__}."
+        )
+    return list(prompts)
+
+
 def _one_each(
     sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
@@ -213,6 +279,13 @@ def _one_each(
         return [SamplingParams()] * count
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
+    if not isinstance(sampling, (list, tuple)) or not all(
+        isinstance(params, SamplingParams) for params in sampling
+    ):
+        raise InvalidRequest(
+            "sampling must be a SamplingParams, or a list of one for each prompt.",
+            param="sampling",
+        )
     if len(sampling) != count:
         raise InvalidRequest(
             f"{len(sampling)} sampling parameters were given for {count} prompts.",

@@ -31,6 +31,11 @@ class SpecLike(ReuseSpec, Protocol):
         ...
 
     @property
+    def hidden(self) -> int:
+        """Width of a hidden state."""
+        ...
+
+    @property
     def bos_id(self) -> int:
         """Token in front of every text."""
         ...

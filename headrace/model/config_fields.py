@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from headrace.errors import ModelConfigError
 
-# No size in a config can honestly be larger; it bounds every product below 2^63 rows of bytes.
+# No size in a config can honestly be larger: widths and lengths, then rows of tables.
+MAX_SIZE = 2**20
 MAX_INTEGER = 2**40
 MAX_LIST = 65_536
 SHOWN_CHARACTERS = 80
@@ -80,7 +81,7 @@ class Fields:
         return value
 
     def integer(
-        self, name: str, *, low: int = 1, high: int = MAX_INTEGER, default: int | None = None
+        self, name: str, *, low: int = 1, high: int = MAX_SIZE, default: int | None = None
     ) -> int:
         """An integer in [low, high]; missing without `default` is an error."""
         if default is not None and not self.has(name):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, normalizers
 
+from headrace.core.files import MAX_TOKENIZER_BYTES, read_regular
 from headrace.errors import CheckpointError, ModelConfigError
 from headrace.model.spec import EngramSpec, ModelSpec
 
@@ -103,11 +104,7 @@ def _normalizer() -> normalizers.Normalizer:
 
 def load_tokenizer(tokenizer_json: Path) -> Tokenizer:
     """Read tokenizer.json. Raises CheckpointError."""
-    try:
-        data = tokenizer_json.read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CheckpointError(f"{tokenizer_json} cannot be read ({reason}).") from error
+    data = read_regular(tokenizer_json, MAX_TOKENIZER_BYTES)
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare Exception for malformed files
@@ -126,18 +123,19 @@ def compressed_token_map(tokenizer_json: Path, vocab_size: int) -> npt.NDArray[n
 
 def tokenizer_map(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.int32]:
     """As `compressed_token_map`, of a loaded tokenizer."""
+    known = set(tokenizer.get_vocab().values())
+    absent = next((token for token in range(vocab_size) if token not in known), None)
+    if absent is not None:
+        raise CheckpointError(
+            f"tokenizer.json has no token {absent}, but vocab_size is {vocab_size}."
+        )
     normalize = _normalizer().normalize_str
     texts = tokenizer.decode_batch([[i] for i in range(vocab_size)], skip_special_tokens=False)
     seen: dict[str, int] = {}
     result = np.empty(vocab_size, dtype=np.int32)
     for token, text in enumerate(texts):
         if not text or "\ufffd" in text:
-            piece = tokenizer.id_to_token(token)
-            if piece is None:
-                raise CheckpointError(
-                    f"tokenizer.json has no token {token}, but vocab_size is {vocab_size}."
-                )
-            key = piece if text else ""
+            key = (tokenizer.id_to_token(token) or "") if text else ""
         else:
             key = normalize(text) or text
         result[token] = seen.setdefault(key, len(seen))

@@ -19,9 +19,12 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from headrace.core.files import open_regular
 from headrace.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
+# Multiplying out a shape of a hostile header must stay cheap.
+MAX_RANK = 8
 DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -53,7 +56,7 @@ class SafetensorsFile:
         """Open and check. Raises CheckpointError naming the file and what is wrong with it."""
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = file.seek(0, 2)
                 file.seek(0)
                 self.entries = _read_header(path, file, size)
@@ -118,6 +121,8 @@ def _entry(value: dict[str, object], base: int) -> Entry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
         raise TypeError
+    if len(shape) > MAX_RANK:
+        raise ValueError
     begin, end = offsets
     numbers = (*shape, begin, end)
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):

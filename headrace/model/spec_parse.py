@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.errors import CheckpointError, ModelConfigError
-from headrace.model.config_fields import Fields
+from headrace.core.files import CONFIG_FILE, MAX_CONFIG_BYTES, read_regular
+from headrace.errors import ModelConfigError
+from headrace.model.config_fields import MAX_INTEGER, Fields, shown
 from headrace.model.spec import (
     DraftSpec,
     EngramSpec,
@@ -29,28 +30,22 @@ ARCHITECTURES = {
     V41: ("DeepseekV41ForCausalLM", "DeepseekV41ForConditionalGeneration"),
     V4: ("DeepseekV4ForCausalLM",),
 }
-MAX_CONFIG_BYTES = 16 * 2**20
 RATIOS = {V41: (0, 1, 2), V4: (0, 4, 128)}
-MAX_LAYERS = 4096
+# Far above every model, low enough that no config alone can ask for unbounded work.
+MAX_LAYERS = 1024
+MAX_VOCAB = 2**22
+MAX_COUNT = 2**16  # heads, experts, selected entries
+MAX_TOKENS = 2**31  # context lengths
+MAX_ENGRAM_LAYERS = 16
 
 
 def read_config(directory: Path) -> Mapping[str, object]:
     """The decoded config.json of a checkpoint directory.
 
-    Raises CheckpointError where there is none, ModelConfigError where it is not a JSON object.
+    Raises CheckpointError where it cannot be read, ModelConfigError where it is no JSON object.
     """
-    path = directory / "config.json"
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CheckpointError(
-            f"{path} cannot be read ({reason}); a checkpoint directory holds config.json, "
-            "tokenizer.json and model.safetensors (or shards with an index)."
-        ) from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ModelConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", param="config")
+    path = directory / CONFIG_FILE
+    data = read_regular(path, MAX_CONFIG_BYTES)
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -77,13 +72,13 @@ def _architecture(top: Fields) -> str:
     model_type = top.string("model_type")
     if model_type not in ARCHITECTURES:
         raise top.error(
-            "model_type", f"{model_type!r} is unknown, supported: {', '.join(ARCHITECTURES)}"
+            "model_type", f"{shown(model_type)} is unknown, supported: {', '.join(ARCHITECTURES)}"
         )
     names = top.strings("architectures", default=ARCHITECTURES[model_type][:1])
     if not set(names) & set(ARCHITECTURES[model_type]):
         raise top.error(
             "architectures",
-            f"{list(names)} fits none of {', '.join(ARCHITECTURES[model_type])}",
+            f"{shown(list(names))} fits none of {', '.join(ARCHITECTURES[model_type])}",
         )
     return model_type
 
@@ -104,7 +99,7 @@ def _check_fixed(text: Fields) -> None:
 def _check_v41_only(top: Fields, text: Fields, hash_layers: int, vision_layers: int) -> None:
     if hash_layers:
         raise text.error("num_hash_layers", "hash-routed layers exist in deepseek_v4 only")
-    vocab_size = text.integer("vocab_size")
+    vocab_size = text.integer("vocab_size", high=MAX_VOCAB)
     if vision_layers and _optional_token(top, "image_token_id", vocab_size) is None:
         raise top.error("image_token_id", "is missing, but vision_config has layers")
 
@@ -124,7 +119,7 @@ def _candidates(text: Fields) -> tuple[int | None, int, int]:
 def _spec(top: Fields, text: Fields, architecture: str) -> ModelSpec:
     _check_fixed(text)
     v41 = architecture == V41
-    vocab_size = text.integer("vocab_size")
+    vocab_size = text.integer("vocab_size", high=MAX_VOCAB)
     num_layers = text.integer("num_hidden_layers", high=MAX_LAYERS)
     vision_layers = _vision_layers(top) if v41 else 0
     eos_id = _token(top, text, "eos_token_id", vocab_size)
@@ -138,30 +133,30 @@ def _spec(top: Fields, text: Fields, architecture: str) -> ModelSpec:
         vocab_size=vocab_size,
         hidden=text.integer("hidden_size"),
         num_layers=num_layers,
-        num_heads=text.integer("num_attention_heads"),
+        num_heads=text.integer("num_attention_heads", high=MAX_COUNT),
         head_dim=text.integer("head_dim"),
         rope_dim=text.integer("qk_rope_head_dim"),
         q_lora_rank=text.integer("q_lora_rank"),
-        o_groups=text.integer("o_groups"),
+        o_groups=text.integer("o_groups", high=MAX_COUNT),
         o_lora_rank=text.integer("o_lora_rank"),
         swiglu_limit=text.number("swiglu_limit"),
         rms_eps=text.number("rms_norm_eps"),
-        max_position=text.integer("max_position_embeddings"),
+        max_position=text.integer("max_position_embeddings", high=MAX_TOKENS),
         rope_theta=text.number("rope_theta"),
         compress_rope_theta=text.number("compress_rope_theta"),
         yarn=_yarn(text),
-        num_experts=text.integer("n_routed_experts"),
+        num_experts=text.integer("n_routed_experts", high=MAX_COUNT),
         num_shared_experts=1,
-        experts_per_token=text.integer("num_experts_per_tok"),
+        experts_per_token=text.integer("num_experts_per_tok", high=MAX_COUNT),
         moe_inter=text.integer("moe_intermediate_size"),
         routed_scaling=text.number("routed_scaling_factor"),
         norm_topk_prob=text.boolean("norm_topk_prob"),
         num_hash_layers=hash_layers,
         window=text.integer("sliding_window"),
         layers=layers,
-        index_heads=text.integer("index_n_heads"),
+        index_heads=text.integer("index_n_heads", high=MAX_COUNT),
         index_dim=text.integer("index_head_dim"),
-        index_topk=text.integer("index_topk"),
+        index_topk=text.integer("index_topk", high=MAX_COUNT),
         candidate_source=candidate,
         candidate_blocks=blocks,
         candidate_block_size=block_size,
@@ -213,7 +208,7 @@ def _yarn(text: Fields) -> YarnSpec | None:
     factor = scaling.number("factor")
     if factor < 1.0:
         raise scaling.error("factor", f"must be at least 1, got {factor}")
-    original = scaling.integer("original_max_position_embeddings")
+    original = scaling.integer("original_max_position_embeddings", high=MAX_TOKENS)
     return YarnSpec(factor, beta_fast, beta_slow, original)
 
 
@@ -226,12 +221,14 @@ def _quant(top: Fields) -> QuantSpec | None:
     quant.fixed("scale_fmt", "ue8m0", required=True)
     block = quant.integers("weight_block_size")
     if len(block) != 2 or block[0] != block[1] or block[0] not in (32, 128):
-        raise quant.error("weight_block_size", f"must be [32, 32] or [128, 128], got {list(block)}")
+        raise quant.error(
+            "weight_block_size", f"must be [32, 32] or [128, 128], got {shown(list(block))}"
+        )
     # V4 has the expert format at the top level.
     holder = quant if quant.has("expert_dtype") or not top.has("expert_dtype") else top
     expert_dtype = holder.string("expert_dtype")
     if expert_dtype not in ("fp4", "fp8"):
-        raise holder.error("expert_dtype", f"{expert_dtype!r} is unknown, supported: fp4, fp8")
+        raise holder.error("expert_dtype", f"{shown(expert_dtype)} is unknown, supported: fp4, fp8")
     return QuantSpec((block[0], block[1]), block[1], expert_dtype)
 
 
@@ -345,6 +342,10 @@ def _engram(text: Fields, vocab_size: int) -> EngramSpec | None:
     layers = text.integers("engram_layer_ids", low=0, default=())
     if not layers:
         return None
+    if len(layers) > MAX_ENGRAM_LAYERS:
+        raise text.error(
+            "engram_layer_ids", f"names {len(layers)} layers, at most {MAX_ENGRAM_LAYERS}"
+        )
     rows = text.integers("engram_num_embeddings", low=1)
     if len(rows) != len(layers):
         raise text.error(
@@ -353,9 +354,9 @@ def _engram(text: Fields, vocab_size: int) -> EngramSpec | None:
     return EngramSpec(
         layers=layers,
         num_embeddings=rows,
-        max_ngram=text.integer("engram_max_ngram_size", low=2, high=16),
-        vocab_size=text.integer("engram_vocab_size", low=2),
-        heads=text.integer("engram_n_heads", high=256),
+        max_ngram=text.integer("engram_max_ngram_size", low=2, high=8),
+        vocab_size=text.integer("engram_vocab_size", low=2, high=MAX_INTEGER),
+        heads=text.integer("engram_n_heads", high=64),
         head_dim=text.integer("engram_head_dim"),
         pad_id=text.integer("engram_pad_token_id", low=0, high=vocab_size - 1),
         compressed_vocab=text.integer("engram_compressed_vocab_size", high=vocab_size),
@@ -374,6 +375,6 @@ def _draft(text: Fields, vocab_size: int) -> DraftSpec | None:
         targets=text.integers("dspark_target_layer_ids", low=0),
         targets_attn_input=text.boolean("dspark_target_attn_input", default=True),
         markov_rank=text.integer("dspark_markov_rank"),
-        num_experts=text.integer("dspark_n_routed_experts"),
-        experts_per_token=text.integer("dspark_num_experts_per_tok"),
+        num_experts=text.integer("dspark_n_routed_experts", high=MAX_COUNT),
+        experts_per_token=text.integer("dspark_num_experts_per_tok", high=MAX_COUNT),
     )

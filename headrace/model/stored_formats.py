@@ -33,11 +33,6 @@ def scales_to_numbers(scales: Tensor, dtype: torch.dtype) -> Tensor:
     return _E8M0_TABLE.to(dtype).index_select(0, index).view(scales.shape)
 
 
-def has_nan_scale(scales: Tensor) -> bool:
-    """Whether a UE8M0 tensor holds byte 255."""
-    return bool((scales.view(torch.uint8) == NAN_SCALE).any())
-
-
 def decode_fp8(codes: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """E4M3 [n, k] with UE8M0 [n, k / group] -> numbers [n, k] in `dtype` (float32 or float64)."""
     numbers = codes.to(dtype)

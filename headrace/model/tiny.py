@@ -20,23 +20,21 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.errors import ConfigError, OutputError
+from headrace.core.files import INDEX_FILE, SINGLE_FILE
+from headrace.errors import OutputError
 from headrace.model import tiny_tokenizer
 from headrace.model.engram_tables import load_tokenizer, tokenizer_map
 from headrace.model.spec import ModelSpec, QuantSpec
 from headrace.model.stored_formats import GROUP, encode_fp4, encode_fp8
-from headrace.model.tiny_presets import PRESETS, preset_config
+from headrace.model.tiny_presets import check_arguments, preset_config
 from headrace.model.weight_plan import (
     TensorSpec,
     effective_kind,
     scale_name,
     weight_plan,
 )
-from headrace.model.weights import INDEX_FILE, SINGLE_FILE
 
 NOTE_FILE = "headrace.json"
-MAX_SHARDS = 64
-MAX_SEED = 2**63 - 1
 # Logit spread: enough that greedy choices are clear, not so much that sampling is.
 LOGIT_STD = 2.0
 # Share of that spread for control tokens and bytes beyond ASCII: answers stay readable noise.
@@ -69,8 +67,8 @@ def write_tiny(
     progress: called with (tensors made, tensors in all). Raises ConfigError (arguments, directory
     not empty), OutputError (cannot be written).
     """
-    _check_arguments(preset, seed, shards)
-    _prepare(directory, force)
+    check_arguments(directory, preset=preset, seed=seed, shards=shards, force=force)
+    _prepare(directory)
     tokenizer_text = json.dumps(tiny_tokenizer.tiny_tokenizer(), ensure_ascii=False)
     _write_text(directory / "tokenizer.json", tokenizer_text)
     token_map = tokenizer_map(
@@ -96,17 +94,6 @@ def write_tiny(
         stored_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
         files=("config.json", "tokenizer.json", NOTE_FILE, *files),
     )
-
-
-def _check_arguments(preset: str, seed: int, shards: int) -> None:
-    if preset not in PRESETS:
-        raise ConfigError(
-            f"preset {preset!r} is unknown, allowed: {', '.join(PRESETS)}.", param="preset"
-        )
-    if not 0 <= seed <= MAX_SEED:
-        raise ConfigError(f"seed must be in [0, {MAX_SEED}], got {seed}.", param="seed")
-    if not 1 <= shards <= MAX_SHARDS:
-        raise ConfigError(f"shards must be in [1, {MAX_SHARDS}], got {shards}.", param="shards")
 
 
 # --- numbers -----------------------------------------------------------------------------------
@@ -188,15 +175,10 @@ def _stored(tensor: TensorSpec, numbers: Tensor, quant: QuantSpec | None) -> dic
 # --- files -------------------------------------------------------------------------------------
 
 
-def _prepare(directory: Path, force: bool) -> None:
-    """Make the directory; with `force` remove weight files that would shadow the new ones."""
+def _prepare(directory: Path) -> None:
+    """Make the directory and remove old weight files that would shadow the new ones."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()) and not force:
-            raise ConfigError(
-                f"{directory} is not empty; choose another --out or overwrite with --force.",
-                param="out",
-            )
         for path in (directory / INDEX_FILE, *directory.glob("model-*-of-*.safetensors")):
             path.unlink(missing_ok=True)
         (directory / "config.json").unlink(missing_ok=True)

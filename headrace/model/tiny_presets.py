@@ -6,10 +6,42 @@ is V4 (hash layers, ratios 4 and 128). Used by `tiny`.
 
 from __future__ import annotations
 
-from headrace.errors import ConfigError
+from pathlib import Path
+
+from headrace.errors import ConfigError, OutputError
 from headrace.model import tiny_tokenizer
 
 PRESETS = ("tiny-8", "v4-tiny")
+MAX_SHARDS = 64
+MAX_SEED = 2**63 - 1
+
+
+def check_arguments(directory: Path, *, preset: str, seed: int, shards: int, force: bool) -> None:
+    """Refuse what `write_tiny` cannot do. Raises ConfigError, OutputError (unreadable directory).
+
+    Here rather than in `tiny`, so that the command line can say no without importing torch.
+    """
+    _check_preset(preset)
+    if not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"seed must be in [0, {MAX_SEED}], got {seed}.", param="seed")
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ConfigError(f"shards must be in [1, {MAX_SHARDS}], got {shards}.", param="shards")
+    try:
+        filled = directory.exists() and any(directory.iterdir())
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be written: {error.strerror}.") from error
+    if filled and not force:
+        raise ConfigError(
+            f"{directory} is not empty; choose another --out or overwrite with --force.",
+            param="out",
+        )
+
+
+def _check_preset(preset: str) -> None:
+    if preset not in PRESETS:
+        raise ConfigError(
+            f"preset {preset!r} is unknown, allowed: {', '.join(PRESETS)}.", param="preset"
+        )
 
 
 def preset_config(preset: str, *, quantised: bool, compressed_vocab: int) -> dict[str, object]:
@@ -17,13 +49,10 @@ def preset_config(preset: str, *, quantised: bool, compressed_vocab: int) -> dic
 
     compressed_vocab: distinct normalised tokens of the tiny tokenizer, for Engram.
     """
+    _check_preset(preset)
     if preset == "tiny-8":
         return _tiny_8(quantised, compressed_vocab)
-    if preset == "v4-tiny":
-        return _v4_tiny(quantised)
-    raise ConfigError(
-        f"preset {preset!r} is unknown, allowed: {', '.join(PRESETS)}.", param="preset"
-    )
+    return _v4_tiny(quantised)
 
 
 def _common() -> dict[str, object]:

@@ -88,10 +88,11 @@ def skipped(name: str, spec: ModelSpec) -> bool:
 
 def weight_plan(spec: ModelSpec) -> list[TensorSpec]:
     """All tensors of a checkpoint, backbone first, in layer order."""
-    return list(_plan(spec))
+    return list(planned_tensors(spec))
 
 
-def _plan(spec: ModelSpec) -> Iterator[TensorSpec]:
+def planned_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
+    """The same one by one: a config that no checkpoint backs may ask for any number of them."""
     hidden, streams = spec.hidden, spec.hc_mult
     yield TensorSpec("embed.weight", (spec.vocab_size, hidden), "bf16")
     for layer in spec.layers:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from headrace.core.files import INDEX_FILE, SINGLE_FILE, read_regular
 from headrace.errors import CheckpointError
 from headrace.model.safetensors_file import Entry, SafetensorsFile
 from headrace.model.spec import ModelSpec
@@ -24,26 +26,32 @@ from headrace.model.stored_formats import (
     compute_dtype,
     decode_fp4,
     decode_fp8,
-    has_nan_scale,
+)
+from headrace.model.weight_checks import (
+    check_expert_ids,
+    check_finite,
+    check_mapped_finite,
+    check_scales,
 )
 from headrace.model.weight_plan import (
     Kind,
     StoredTensor,
     TensorSpec,
     effective_kind,
+    planned_tensors,
     scale_name,
     skipped,
     stored_tensors,
     weight_plan,
 )
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 256 * 2**20
 # Numbers converted at a time: small against every large tensor, large against call overhead.
-TILE_NUMBERS = 2**18
+TILE_NUMBERS = 2**16
 # A report lists this many names of a kind and counts the rest.
 MAX_LISTED = 20
+# Once a checkpoint lacks this many tensors more than it has, the rest is not worth counting.
+MAX_MISSING = 1000
 # (bytes done, bytes in all)
 Progress = Callable[[int, int], None]
 
@@ -51,8 +59,7 @@ Progress = Callable[[int, int], None]
 class EngramTable:
     """One Engram table inside the map; only gathered rows are ever read or dequantised."""
 
-    def __init__(self, name: str, codes: Tensor, scales: Tensor | None) -> None:
-        self._name = name
+    def __init__(self, codes: Tensor, scales: Tensor | None) -> None:
         self._codes = codes
         self._scales = scales
 
@@ -64,7 +71,8 @@ class EngramTable:
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows (int64 [...]) -> numbers [..., head_dim] in `dtype`.
 
-        Raises CheckpointError where a gathered row has a NaN scale or value.
+        A damaged row comes out as NaN and raises nothing: it may end the request that reads it,
+        not those beside it.
         """
         flat = rows.reshape(-1)
         width = self._codes.shape[1]
@@ -76,8 +84,6 @@ class EngramTable:
             numbers = decode_fp8(
                 codes.view(torch.float8_e4m3fn), scales, GROUP, compute_dtype(dtype)
             ).to(dtype)
-        if bool(torch.isnan(numbers).any()):
-            raise CheckpointError(f"{self._name} holds NaN in a row or in its scale.")
         return numbers.view(*rows.shape, width)
 
 
@@ -96,8 +102,8 @@ class _Located:
 class Checkpoint:
     """An open checkpoint that fits its spec; make it with `Checkpoint.open`.
 
-    total_bytes / loaded_bytes: stored size of all tensors a model loads (Engram tables, which stay
-    mapped, are not counted) and of those read so far, for progress reports.
+    total_bytes / loaded_bytes: stored size of all that loading a model reads (of Engram tables,
+    which stay mapped, the scales) and of what has been read so far, for progress reports.
     """
 
     def __init__(
@@ -112,9 +118,7 @@ class Checkpoint:
         self._plan = {tensor.name: tensor for tensor in weight_plan(spec)}
         self._loaded: set[str] = set()
         self.loaded_bytes = 0
-        self.total_bytes = sum(
-            self._stored_bytes(t.name) for t in self._plan.values() if t.kind != "engram"
-        )
+        self.total_bytes = sum(map(self._stored_bytes, self._plan))
 
     @classmethod
     def open(
@@ -155,11 +159,21 @@ class Checkpoint:
         self._count(name)
         return located.file.tensor(located.stored_name)
 
+    def mapped(self, name: str) -> Tensor:
+        """As `tensor`, but refused like `dequantised` for what it holds."""
+        stored = self.tensor(name)
+        if self._plan[name].kind == "i64":
+            check_expert_ids(name, stored, self.spec.num_experts)
+        else:
+            check_mapped_finite(name, stored)
+        return stored
+
     def dequantised(self, name: str, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The numbers of a tensor in `dtype`, in memory of their own (or in `out`).
 
         Works in tiles, so that little more than the result is allocated. Integer tensors keep
-        their dtype. Raises CheckpointError naming the tensor where a value or a scale is NaN.
+        their dtype. Raises CheckpointError naming the tensor where a value is not finite or no
+        expert of the model, or a scale is NaN.
         """
         plan = self._plan[name]
         kind = effective_kind(plan.kind, self.spec.quant)
@@ -167,31 +181,40 @@ class Checkpoint:
         dtype = stored.dtype if kind == "i64" else dtype
         result = torch.empty(plan.shape, dtype=dtype) if out is None else out
         if kind == "i64":
-            return result.copy_(stored)
+            return result.copy_(self.mapped(name))
         scales = self.tensor(scale_name(name)) if kind in ("linear", "expert", "engram") else None
-        if scales is not None and has_nan_scale(scales):
-            raise CheckpointError(f"{scale_name(name)} holds NaN (byte 255).")
+        if scales is not None:
+            check_scales(scale_name(name), scales)
         rows = plan.shape[0]
         step = self._tile_rows(plan)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             tile = self._decode(kind, stored[begin:end], scales, begin, end, compute_dtype(dtype))
-            if bool(torch.isnan(tile).any()):
-                raise CheckpointError(f"{name} holds NaN.")
-            result[begin:end] = tile
+            # Checked as they are kept: a narrower dtype may overflow.
+            kept = tile.to(dtype)
+            check_finite(name, kept)
+            result[begin:end] = kept
         return result
 
     def engram_rows(self, layer: int) -> EngramTable:
-        """The table of an Engram layer (its number in the model), left in the map."""
+        """The table of an Engram layer (its number in the model), left in the map.
+
+        All scales are looked at (3 GB of a released table, in order); the codes would be 100 GB.
+        Raises CheckpointError naming the scales where one is NaN.
+        """
         name = f"layers.{layer}.engram.embed.weight"
         located = self._located[name]
         located.file.advise_random(located.stored_name)
         codes = located.file.tensor(located.stored_name)
         if self.spec.quant is None:
-            return EngramTable(name, codes, None)
-        scales = self._located[scale_name(name)]
-        scales.file.advise_random(scales.stored_name)
-        return EngramTable(name, codes, scales.file.tensor(scales.stored_name))
+            return EngramTable(codes, None)
+        place = self._located[scale_name(name)]
+        scales = place.file.tensor(place.stored_name)
+        if name not in self._loaded:
+            check_scales(scale_name(name), scales, self._advance)
+            self._loaded.add(name)
+        place.file.advise_random(place.stored_name)
+        return EngramTable(codes, scales)
 
     def _tile_rows(self, plan: TensorSpec) -> int:
         """Rows per tile: whole blocks of scales."""
@@ -222,7 +245,9 @@ class Checkpoint:
         return decode_fp8(stored, per_row, block_columns, dtype)
 
     def _stored_bytes(self, name: str) -> int:
-        names = [name, scale_name(name)] if name.endswith(".weight") else [name]
+        """Bytes that loading the tensor `name` of the plan reads."""
+        names = [name] if self._plan[name].kind != "engram" else []
+        names += [scale_name(name)] if name.endswith(".weight") else []
         entries = [self._located[n].entry for n in names if n in self._located]
         return sum(entry.end - entry.begin for entry in entries)
 
@@ -230,9 +255,12 @@ class Checkpoint:
         plan = self._plan.get(name)
         if plan is not None and plan.kind != "engram" and name not in self._loaded:
             self._loaded.add(name)
-            self.loaded_bytes += self._stored_bytes(name)
-            if self._progress is not None:
-                self._progress(self.loaded_bytes, self.total_bytes)
+            self._advance(self._stored_bytes(name))
+
+    def _advance(self, read_bytes: int) -> None:
+        self.loaded_bytes += read_bytes
+        if self._progress is not None:
+            self._progress(self.loaded_bytes, self.total_bytes)
 
 
 def _report(directory: Path, problems: Sequence[str]) -> CheckpointError:
@@ -254,21 +282,15 @@ def _shards(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
     odd = [name for name in names if Path(name).name != name or name in ("", ".", "..")]
     if odd:
         raise CheckpointError(f"{INDEX_FILE} names files outside its folder: {_listed(odd)}.")
-    absent = [name for name in names if not (directory / name).is_file()]
+    # os.path: unlike Path it says False for a name that no file can have.
+    absent = [name for name in names if not os.path.isfile(directory / name)]
     if absent:
         raise CheckpointError(f"{INDEX_FILE} names files that do not exist: {_listed(absent)}.")
     return [directory / name for name in names], index
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read ({reason}).") from error
-    if len(data) > MAX_INDEX_BYTES:
-        raise CheckpointError(f"{path} is larger than {MAX_INDEX_BYTES} bytes.")
+    data = read_regular(path, MAX_INDEX_BYTES)
     try:
         index = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -288,7 +310,9 @@ def _locate(
     located: dict[str, _Located] = {}
     problems: list[str] = []
     twice, elsewhere, unlisted = [], [], []
+    nowhere = set() if index is None else set(index)
     for file in shards:
+        nowhere.difference_update(file.entries)
         for stored_name in file.entries:
             name = stored_name.removeprefix("model.")
             if name in located:
@@ -304,6 +328,7 @@ def _locate(
         ("stored twice", twice),
         (f"in another file than {INDEX_FILE} says", elsewhere),
         (f"not listed in {INDEX_FILE}", unlisted),
+        (f"listed in {INDEX_FILE}, but in no file", sorted(nowhere)),
     ):
         if names:
             problems.append(f"{text} ({len(names)}): {_listed(names)}")
@@ -312,16 +337,17 @@ def _locate(
 
 def _compare(spec: ModelSpec, located: Mapping[str, _Located]) -> list[str]:
     """Differences between the files and the weight plan, as lines of a report."""
-    wanted: dict[str, StoredTensor] = {}
-    for tensor in weight_plan(spec):
-        for stored in stored_tensors(tensor, spec.quant):
-            wanted[stored.name] = stored
-    missing = [name for name in wanted if name not in located]
-    unexpected = [name for name in located if name not in wanted and not skipped(name, spec)]
-    shapes, dtypes = [], []
-    for name, stored in wanted.items():
+    missing, shapes, dtypes = [], [], []
+    known: set[str] = set()
+    for stored in _stored_plan(spec):
+        name = stored.name
         if name not in located:
+            missing.append(name)
+            if len(missing) > len(located) + MAX_MISSING:
+                # The config may ask for far more tensors than there are files for.
+                return [f"missing (more than {len(missing) - 1}): {_listed(missing)}"]
             continue
+        known.add(name)
         entry = located[name].entry
         if entry.shape != stored.shape:
             shapes.append(f"{name} {list(entry.shape)}, expected {list(stored.shape)}")
@@ -329,14 +355,20 @@ def _compare(spec: ModelSpec, located: Mapping[str, _Located]) -> list[str]:
             dtypes.append(f"{name} {entry.dtype}, expected {stored.dtype}")
     kinds = (
         ("missing", missing, ", "),
-        ("unexpected", unexpected, ", "),
+        ("unexpected", [n for n in located if n not in known and not skipped(n, spec)], ", "),
         ("wrong shape", shapes, "; "),
         ("wrong dtype", dtypes, "; "),
     )
     return [f"{text} ({len(x)}): {_listed(x, between)}" for text, x, between in kinds if x]
 
 
+def _stored_plan(spec: ModelSpec) -> Iterator[StoredTensor]:
+    for tensor in planned_tensors(spec):
+        yield from stored_tensors(tensor, spec.quant)
+
+
 def _listed(names: Sequence[str], between: str = ", ") -> str:
-    shown = between.join(name[:200] for name in names[:MAX_LISTED])
+    # Names come from the files: repr escapes what no terminal and no UTF-8 should carry.
+    shown = between.join(repr(name[:200])[1:-1] for name in names[:MAX_LISTED])
     rest = len(names) - MAX_LISTED
     return f"{shown} and {rest} more" if rest > 0 else shown

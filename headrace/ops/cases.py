@@ -170,7 +170,7 @@ def record_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
     return RecordView(data, kind, width, rope, scales)
 
 
-def _written_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
+def written_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
     """A view whose rows are written, but for the last major, which stays NaN."""
     view = record_view(i, name, majors, minors)
     major = torch.arange(majors - 1).unsqueeze(1).expand(-1, minors)
@@ -190,7 +190,7 @@ def _round_rows(name: str) -> Builder:
 
 def _read_records(name: str) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
-        view = _written_view(i, name, 5, 6)
+        view = written_view(i, name, 5, 6)
         major, minor = i.integers(0, 4, rows, 3), i.integers(0, 6, rows, 3)
         return Case((view, major, minor, i.dtype), (1, 2))
 
@@ -313,7 +313,7 @@ def _attention(record: str | None, heads: int, width: int, window: int, top_k: i
         index = torch.arange(rows).unsqueeze(-1) + torch.arange(window)
         index[i.integers(0, 3, rows, window) == 0] = -1
         index[:1] = -1
-        view = None if record is None else _written_view(i, record, 5, 16)
+        view = None if record is None else written_view(i, record, 5, 16)
         place = i.distinct(rows, top_k if view is not None else 0, 64)
         absent = i.integers(0, 4, *place.shape) == 0
         absent[:1] = True

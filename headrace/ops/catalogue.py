@@ -46,6 +46,7 @@ def _fixed_tile(op: str) -> Implementation:
         batch_invariant=True,
         # Below the reference: chosen where batch invariance is asked for, or by name.
         priority=-1,
+        why_lower="slower, only chosen for batch_invariant",
         tolerance={"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2},
     )
 

@@ -24,6 +24,7 @@ class Implementation:
     depend, bit for bit, on the other rows of the call. Among those that qualify the highest
     `priority` is chosen. tolerance: largest allowed difference to the reference, relative to the
     largest magnitude of its result, per dtype. probe: a reason why it cannot run here, or None.
+    why_lower: what people are told where it would qualify and another one has a higher priority.
     """
 
     op: str
@@ -36,6 +37,7 @@ class Implementation:
     priority: int = 0
     tolerance: Mapping[str, float] | None = None
     probe: Callable[[], str | None] | None = None
+    why_lower: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,18 @@ def _resolve_one(
     named = [impl for impl in usable if impl.name == override]
     chosen = named[0] if named else max(usable, key=lambda impl: impl.priority)
     rejected = tuple(
-        (impl, objections[impl.name] or f"has a lower priority than {chosen.name}")
+        (impl, objections[impl.name] or _passed_over(impl, chosen))
         for impl in candidates
         if impl is not chosen
     )
     return Resolution(op, chosen, rejected)
+
+
+def _passed_over(impl: Implementation, chosen: Implementation) -> str:
+    """Why `impl` was not chosen although it qualifies."""
+    if chosen.priority > impl.priority:
+        return impl.why_lower or f"{chosen.name} is preferred where both qualify"
+    return f"{chosen.name} was asked for by name"
 
 
 def explain(

@@ -74,6 +74,10 @@ class Platform(Protocol):
         """CPU cores that this process may use."""
         ...
 
+    def physical_cores(self) -> int:
+        """As `cores`, with the hardware threads of one core counted once."""
+        ...
+
     def memory(self, device: str) -> Memory:
         """Memory of one of `devices()`. Raises UnsupportedError for another one."""
         ...

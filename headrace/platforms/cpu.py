@@ -61,10 +61,24 @@ class CpuPlatform:
 
     def cores(self) -> int:
         """Cores by affinity, cut to the container's quota, at least 1."""
+        return self._within_quota(len(self._usable()))
+
+    def physical_cores(self) -> int:
+        """As `cores`; two hardware threads of a core share its arithmetic units."""
+        siblings = {
+            self._text(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
+            or str(cpu)
+            for cpu in self._usable()
+        }
+        return self._within_quota(len(siblings))
+
+    def _usable(self) -> set[int]:
         try:
-            cores = len(os.sched_getaffinity(0))
+            return os.sched_getaffinity(0)
         except AttributeError:  # not Linux
-            cores = os.cpu_count() or 1
+            return set(range(os.cpu_count() or 1))
+
+    def _within_quota(self, cores: int) -> int:
         quota = self._text("sys/fs/cgroup/cpu.max").split()
         if len(quota) == 2 and quota[0].isdigit():
             cores = min(cores, int(quota[0]) // int(quota[1]))

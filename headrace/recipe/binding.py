@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.files import CONFIG_FILE, MAX_CONFIG_BYTES, read_regular
 from headrace.errors import CheckpointError, ModelConfigError
 from headrace.recipe.constants import CHECKPOINT_IMAGE_SPELLING, SpecialTokens
 from headrace.recipe.tokenizer import Tokenizer
@@ -20,20 +21,23 @@ from headrace.recipe.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ConfigTokenIds:
-    """The ids that config.json names; `image` and `noise` are None where the model has none."""
+    """The ids that config.json names; `image` and `noise` are None where the model has none.
+
+    vocab_size: ids of the model are below it; None where nobody said.
+    """
 
     eos: int
     image: int | None
     noise: int | None
+    vocab_size: int | None = None
 
     @classmethod
     def from_directory(cls, directory: Path) -> ConfigTokenIds:
         """Read them from config.json (nested or flat); errors name the file and field."""
-        path = directory / "config.json"
+        path = directory / CONFIG_FILE
+        data = read_regular(path, MAX_CONFIG_BYTES)
         try:
-            config = msgspec.json.decode(path.read_bytes())
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+            config = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ModelConfigError(f"{path}: not valid JSON: {error}.") from error
         if not isinstance(config, dict):
@@ -41,24 +45,27 @@ class ConfigTokenIds:
         text_config = config.get("text_config", config)
         if not isinstance(text_config, dict):
             raise ModelConfigError(f"{path}: text_config must be an object.", param="text_config")
-        eos = _token_id(path, text_config, "eos_token_id")
+        eos = _integer(path, text_config, "eos_token_id")
         if eos is None:
-            eos = _token_id(path, config, "eos_token_id")
+            eos = _integer(path, config, "eos_token_id")
         if eos is None:
             raise ModelConfigError(f"{path}: eos_token_id is missing.", param="eos_token_id")
         return cls(
             eos=eos,
-            image=_token_id(path, config, "image_token_id"),
-            noise=_token_id(path, text_config, "dspark_noise_token_id"),
+            image=_integer(path, config, "image_token_id"),
+            noise=_integer(path, text_config, "dspark_noise_token_id"),
+            vocab_size=_integer(path, text_config, "vocab_size"),
         )
 
 
-def _token_id(path: Path, config: dict[str, Any], name: str) -> int | None:
+def _integer(path: Path, config: dict[str, Any], name: str) -> int | None:
     value = config.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ModelConfigError(f"{path}: {name} must be a token id, got {value!r}.", param=name)
+        raise ModelConfigError(
+            f"{path}: {name} must be an integer of at least 0, got {repr(value)[:80]}.", param=name
+        )
     return value
 
 
@@ -98,6 +105,11 @@ def bind(
 
 def _id_problems(tokenizer: Tokenizer, ids: ConfigTokenIds, special: SpecialTokens) -> list[str]:
     problems: list[str] = []
+    if ids.vocab_size is not None and tokenizer.vocab_size > ids.vocab_size:
+        problems.append(
+            f"it has a token {tokenizer.vocab_size - 1}, config.json says vocab_size "
+            f"{ids.vocab_size}"
+        )
     eos = tokenizer.added.get(special.eos)
     if eos is not None and eos != ids.eos:
         problems.append(f'"{special.eos}" has id {eos}, config.json says eos_token_id {ids.eos}')

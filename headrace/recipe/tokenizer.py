@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from headrace.core.files import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, read_regular
 from headrace.errors import CheckpointError, InvalidRequest
 from headrace.recipe.detokenizer import IncrementalDetokenizer
 from headrace.recipe.render.prompt import RenderedPrompt
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
@@ -39,6 +38,9 @@ class Tokenizer:
         self._added_ids = frozenset(self.added.values())
         self._hidden_ids = frozenset(token_id for token_id, _, hidden in added if hidden)
         self._bytes_by_id = _bytes_by_id(content, source)
+        plain = (len(data) for i, data in self._bytes_by_id.items() if i not in self._added_ids)
+        self._longest_bytes = max(1, *plain)
+        _check_unique(content["model"]["vocab"], self.added, len(added), source)
         for token_id, spelling, _ in added:
             self._bytes_by_id[token_id] = spelling.encode()
         self.vocab_size = max(self._bytes_by_id, default=-1) + 1
@@ -47,11 +49,7 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> Tokenizer:
         """Tokenizer of a checkpoint directory; CheckpointError names a missing or broken file."""
         path = directory / TOKENIZER_FILE
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
-        return cls(data, source=str(path))
+        return cls(read_regular(path, MAX_TOKENIZER_BYTES), source=str(path))
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens stay ordinary text."""
@@ -60,6 +58,17 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise _no_utf8() from error
         return ids
+
+    def least_tokens(self, prompt: RenderedPrompt) -> int:
+        """A number of tokens that the prompt has for certain, found without tokenizing it."""
+        return sum(
+            1 if segment.special else self.least_text_tokens(segment.text)
+            for segment in prompt.segments
+        )
+
+    def least_text_tokens(self, text: str) -> int:
+        """The same for plain text: none of its tokens is longer than the longest one."""
+        return -(-len(text.encode("utf-8", "replace")) // self._longest_bytes)
 
     def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
         """Ids of a rendered prompt. Regions between control tokens do not see each other.
@@ -138,9 +147,14 @@ def _added_tokens(content: dict[str, Any], source: str) -> list[tuple[int, str, 
     """(id, spelling, whether it is left out of text) of every added token."""
     entries = content.get("added_tokens") or []
     try:
-        return [
-            (int(entry["id"]), str(entry["content"]), bool(entry["special"])) for entry in entries
-        ]
+        tokens = [(entry["id"], entry["content"], entry["special"]) for entry in entries]
+        for token_id, spelling, special in tokens:
+            # type(): True is an int too.
+            if type(token_id) is not int or token_id < 0 or not isinstance(spelling, str):
+                raise ValueError
+            if not isinstance(special, bool):
+                raise TypeError
+        return tokens
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{source}: an entry of added_tokens is malformed.") from error
 
@@ -168,6 +182,27 @@ def _bytes_by_id(content: dict[str, Any], source: str) -> dict[int, bytes]:
             # Not byte-level text: BOS, EOS and padding stand in the BPE vocabulary by spelling.
             result[token_id] = token.encode()
     return result
+
+
+def _check_unique(
+    vocabulary: dict[str, int], added: dict[str, int], added_entries: int, source: str
+) -> None:
+    """Refuse ids with two spellings and spellings with two ids: text would not survive."""
+    problem = None
+    spellings = {token_id: spelling for spelling, token_id in vocabulary.items()}
+    if len(spellings) < len(vocabulary):
+        token_id = next(i for s, i in vocabulary.items() if spellings[i] != s)
+        problem = f"two tokens of model.vocab have the id {token_id}"
+    elif len(added) < added_entries or len(set(added.values())) < len(added):
+        problem = "two entries of added_tokens have the same id or the same content"
+    for spelling, token_id in added.items():
+        # BOS, EOS and padding may stand in both lists, as the same token.
+        if spellings.get(token_id, spelling) != spelling:
+            problem = f"added token {token_id} has the id of another token of model.vocab"
+        elif vocabulary.get(spelling, token_id) != token_id:
+            problem = f"added token {token_id} has another id in model.vocab"
+    if problem is not None:
+        raise CheckpointError(f"{source}: {problem}.")
 
 
 def _plain_encoder(content: dict[str, Any], source: str) -> tokenizers.Tokenizer:

@@ -23,7 +23,7 @@ def create_app(state: ServerState) -> Starlette:
     """The application of one server."""
     health = HealthRoutes(state)
     models = ModelRoutes(state)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", ChatRoute(state), methods=["POST"]),
             Route("/v1/models", models.list_models),
@@ -36,6 +36,9 @@ def create_app(state: ServerState) -> Starlette:
         # Starlette answers its own 404 and 405 in plain text; handed on, they get our body.
         exception_handlers={404: _hand_on, 405: _hand_on},
     )
+    # A redirect would send the client to whatever its Host header says.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _hand_on(request: Request, error: Exception) -> Response:

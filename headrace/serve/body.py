@@ -19,9 +19,7 @@ async def read_body(
     headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float
 ) -> bytes:
     """The whole body."""
-    content_type = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if content_type not in ("application/json", "") and not content_type.endswith("+json"):
-        raise InvalidRequest(f"Content-Type must be application/json, got {content_type[:100]!r}.")
+    _check_encoding(headers)
     declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -42,6 +40,25 @@ async def read_body(
                     return b"".join(parts)
     except TimeoutError:
         raise InvalidRequest(f"The request body did not arrive within {timeout_s:g} s.") from None
+
+
+def _check_encoding(headers: Headers) -> None:
+    """Refuse bodies that are not plain JSON in UTF-8 by their own headers."""
+    content_type, _, parameters = headers.get("content-type", "").lower().partition(";")
+    content_type = content_type.strip()
+    if content_type not in ("application/json", "") and not content_type.endswith("+json"):
+        raise InvalidRequest(f"Content-Type must be application/json, got {content_type[:100]!r}.")
+    for parameter in parameters.split(";"):
+        name, _, value = (part.strip().strip('"') for part in parameter.partition("="))
+        if name == "charset" and value not in ("utf-8", "utf8", "us-ascii"):
+            raise InvalidRequest(
+                f"The body must be in UTF-8, Content-Type says charset {value[:100]!r}."
+            )
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise InvalidRequest(
+            f"The body must be sent without compression, got Content-Encoding {encoding[:100]!r}."
+        )
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

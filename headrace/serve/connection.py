@@ -2,7 +2,9 @@
 
 Contract: uvicorn's h11 protocol, plus a deadline for the head of every request: a connection that
 has not sent a complete head `header_timeout_s` after it was opened, or after the first byte of a
-later request, is closed. Used by `serve/run.py`; bodies have their own deadline (`serve/body.py`).
+later request, is closed. While a request is answered the connection is read on, so that the end of
+the client is noticed; more than `MAX_PIPELINED_BYTES` of further requests end it. What is no HTTP
+gets our error body. Used by `serve/run.py`; bodies have their own deadline (`serve/body.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from headrace.errors import InvalidRequest
+from headrace.serve.errors import error_response
+
+MAX_PIPELINED_BYTES = 64 * 2**10
 
 
 def connection_class(header_timeout_s: float) -> type[H11Protocol]:
@@ -35,10 +42,27 @@ def connection_class(header_timeout_s: float) -> type[H11Protocol]:
                 self._expect_head()
             else:
                 self._head_came()
+            self._read_on()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                for event in _bad_request(msg):
+                    self.transport.write(self.conn.send(event))
+            self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_came()
             super().connection_lost(exc)
+
+        def _read_on(self) -> None:
+            """uvicorn stops reading once a further request has begun to arrive."""
+            if self.conn.their_state is not h11.DONE or self.transport.is_closing():
+                return
+            waiting, _ = self.conn.trailing_data
+            if len(waiting) > MAX_PIPELINED_BYTES:
+                self.transport.close()
+            else:
+                self.flow.resume_reading()
 
         def _expect_head(self) -> None:
             if self._head_deadline is None:
@@ -55,3 +79,13 @@ def connection_class(header_timeout_s: float) -> type[H11Protocol]:
                 self.transport.close()
 
     return TimedConnection
+
+
+def _bad_request(message: str) -> tuple[h11.Response, h11.Data, h11.EndOfMessage]:
+    """What is no HTTP gets the same error body as every other bad request."""
+    response = error_response(InvalidRequest(message), close=True)
+    return (
+        h11.Response(status_code=response.status_code, headers=response.raw_headers),
+        h11.Data(data=bytes(response.body)),
+        h11.EndOfMessage(),
+    )

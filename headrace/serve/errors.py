@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -49,9 +50,11 @@ def error_body(error: HeadraceError) -> bytes:
     return msgspec.json.encode({"error": {key: _clean(value) for key, value in body.items()}})
 
 
-def error_response(error: HeadraceError, *, close: bool = False) -> Response:
+def error_response(
+    error: HeadraceError, *, close: bool = False, extra_headers: Mapping[str, str] | None = None
+) -> Response:
     """The response of an error; `close` ends the connection, e.g. with a body still unread."""
-    headers: dict[str, str] = {}
+    headers = dict(extra_headers or {})
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.http_status in (429, 503):
         retry_after_s = _RETRY_AFTER_S.get(type(error), 1)

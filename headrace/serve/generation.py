@@ -16,6 +16,7 @@ from starlette.types import Receive
 from headrace.core.output import TokenChunk
 from headrace.core.request import Request
 from headrace.errors import Cancelled, EngineLost
+from headrace.serve.encoding import until_disconnect
 from headrace.serve.engine_client import EngineClient
 
 
@@ -33,7 +34,7 @@ class Generation:
         self._ended = False
 
     async def __aenter__(self) -> Generation:
-        self._client_gone = asyncio.create_task(_until_disconnect(self._receive))
+        self._client_gone = asyncio.create_task(until_disconnect(self._receive))
         self._chunks = self._engine.submit(self._request)
         return self
 
@@ -88,9 +89,3 @@ class Generation:
 
 async def _next_or_none(chunks: AsyncIterator[TokenChunk]) -> TokenChunk | None:
     return await anext(chunks, None)
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    """Returns when the client is gone; ASGI has no other way to hear of it."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -8,6 +8,7 @@ server as an exception except cancellation.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -21,8 +22,9 @@ from headrace.serve.state import ServerState
 RECORD = "headrace.record"
 _OPEN_PREFIX = "/health/"
 _CLIENT_CLOSED = 499
-_MAX_DISCARD_BYTES = 8 * 2**20
-_DISCARD_TIMEOUT_S = 1.0
+# Read beyond the limit of bodies before a refused request is answered, and for how long at most.
+_DISCARD_MARGIN_BYTES = 8 * 2**20
+_DISCARD_TIMEOUT_S = 10.0
 
 
 class RequestScope:
@@ -51,6 +53,7 @@ class RequestScope:
             self._state.logger.request(record)
 
     async def _run(self, scope: Scope, outgoing: _Outgoing, record: RequestRecord) -> None:
+        extra_headers: Mapping[str, str] | None = None
         try:
             if not record.path.startswith(_OPEN_PREFIX):
                 record.caller = self._state.keys.check(Headers(scope=scope))
@@ -60,6 +63,7 @@ class RequestScope:
             error = raised
         except HTTPException as raised:
             error = from_http_exception(raised, record.method, record.path)
+            extra_headers = raised.headers
         except Exception as raised:
             self._state.logger.bug(record, raised)
             error = internal_error(record.id)
@@ -69,8 +73,14 @@ class RequestScope:
             await outgoing.hang_up()
         elif not outgoing.started:
             if "expect" not in Headers(scope=scope):
-                await outgoing.discard_body()
-            response = error_response(error, close=not outgoing.body_read)
+                config = self._state.config
+                await outgoing.discard_body(
+                    config.max_body_bytes + _DISCARD_MARGIN_BYTES,
+                    min(config.body_timeout_s, _DISCARD_TIMEOUT_S),
+                )
+            response = error_response(
+                error, close=not outgoing.body_read, extra_headers=extra_headers
+            )
             await response(scope, outgoing.receive, outgoing.send)
         else:
             record.status = error.http_status
@@ -104,15 +114,14 @@ class _Outgoing:
             self.ended = True
         await self._send(message)
 
-    async def discard_body(self) -> None:
-        """Read and forget the rest of a body, within bounds.
+    async def discard_body(self, left_bytes: int, timeout_s: float) -> None:
+        """Read and forget the rest of a body, within bounds of size and time.
 
         Closing a connection while its client still sends makes the kernel throw the error response
         away; most clients send little more than the limit, and then get to read it.
         """
-        left_bytes = _MAX_DISCARD_BYTES
         try:
-            async with asyncio.timeout(_DISCARD_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while left_bytes > 0 and not self.body_read:
                     message = await self.receive()
                     if message["type"] == "http.disconnect":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.core.files import read_regular
 from headrace.errors import CheckpointError
 from headrace.serve.engine_client import EngineFacts
 from headrace.serve.state import ModelCard
@@ -27,12 +28,12 @@ def read_note(checkpoint: Path) -> dict[str, object]:
     Raises CheckpointError for a file of that name that is no note.
     """
     path = checkpoint / NOTE_FILE
-    try:
-        with path.open("rb") as file:
-            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    data = read_regular(path, _MAX_NOTE_BYTES)
+    try:
+        note = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a note of `headrace tiny`: {error}.") from error
     if not isinstance(note, dict):
         raise CheckpointError(f"{path} is not a note of `headrace tiny`: not a JSON object.")

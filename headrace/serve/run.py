@@ -54,6 +54,10 @@ class RunHooks(Protocol):
         """A signal came; `running` requests may finish."""
         ...
 
+    def stopped(self, finished: int, cut: int) -> None:
+        """All is over; of the running requests `finished` are complete, `cut` are not."""
+        ...
+
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handling: ours knows about running requests."""
@@ -94,13 +98,14 @@ async def run_server(
         if await _first(failed, stop.wait()):
             raise EngineLost(f"The engine has failed and is not restarted: {failed.result()}")
         failed.cancel()
-        await _drain(state, engine, hooks)
+        finished, cut = await _drain(state, engine, hooks)
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         await engine.close()
         state.close()
         stop.close()
+    hooks.stopped(finished, cut)
 
 
 async def _first(wanted: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
@@ -109,16 +114,22 @@ async def _first(wanted: asyncio.Future[Any], other: asyncio.Future[Any]) -> boo
     return wanted.done()
 
 
-async def _drain(state: ServerState, engine: EngineClient, hooks: RunHooks) -> None:
-    """Let running requests finish; those left at the end of the time are aborted."""
+async def _drain(state: ServerState, engine: EngineClient, hooks: RunHooks) -> tuple[int, int]:
+    """Let running requests finish; those left at the end of the time are aborted.
+
+    Returns how many finished and how many were aborted.
+    """
     state.draining = True
     timeout_s = state.config.drain_timeout_s
-    hooks.draining(state.limits.running, timeout_s)
+    running = state.limits.running
+    hooks.draining(running, timeout_s)
     if not await _until_idle(state, timeout_s):
         state.logger.info("drain timed out", requests=state.limits.running)
-    await engine.drain(0.0 if state.limits.running else timeout_s)
+    cut = state.limits.running
+    await engine.drain(0.0 if cut else timeout_s)
     # Aborted requests still have to tell their clients.
     await _until_idle(state, _FLUSH_TIMEOUT_S)
+    return running - cut, cut
 
 
 async def _until_idle(state: ServerState, timeout_s: float) -> bool:
@@ -165,8 +176,11 @@ def open_socket(config: ServerConfig) -> socket.socket:
         family, _, _, _, address = addresses[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
+        # The text of create_server names the address once more; getaddrinfo has its own numbers.
+        known = error.errno if not isinstance(error, socket.gaierror) else None
+        reason = os.strerror(known) if known else error.strerror or error
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}. "
+            f"cannot listen on {config.host} port {config.port}: {reason}. "
             "Choose another --host or --port.",
             param="server.port",
         ) from error

@@ -8,13 +8,13 @@ the only fields that change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from headrace.config.server import ServerConfig
 from headrace.errors import Draining, EngineLost, ModelNotFound, Overloaded
 from headrace.recipe.codec import ChatCodec
 from headrace.serve.auth import KeyRing
+from headrace.serve.encoding import Encoders
 from headrace.serve.engine_client import EngineClient
 from headrace.serve.limits import RequestLimits
 from headrace.serve.log import RequestLogger
@@ -56,7 +56,7 @@ class ServerState:
         self.keys = KeyRing(config.api_keys)
         self.limits = RequestLimits(config.max_requests, config.max_requests_per_key)
         self.metrics = Metrics(engine)
-        self.encoders = ThreadPoolExecutor(config.encode_threads, thread_name_prefix="encode")
+        self.encoders = Encoders(config.encode_threads)
         self.draining = False
         self._was_ready = False
 
@@ -95,4 +95,4 @@ class ServerState:
 
     def close(self) -> None:
         """Give the threads back."""
-        self.encoders.shutdown(wait=False, cancel_futures=True)
+        self.encoders.close()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from headrace.config import EngineConfig
 from headrace.core.request import Request
 from headrace.engine.engine import Engine
@@ -16,7 +18,6 @@ from headrace.model.batch import Batch
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
-from torch import Tensor
 
 Context = tuple[int, ...]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from headrace.config import EngineConfig
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
@@ -98,5 +99,5 @@ def test_preempted(mode, alone: Outcome, serve: Serve) -> None:
     """A pool of four blocks cannot hold the requests at once: some are recomputed."""
     settings, atol = mode
     config = EngineConfig(**settings, max_model_len=256, num_blocks=5, max_num_batched_tokens=64)
-    crowd = [r for r in mixed(4)]
+    crowd = list(mixed(4))
     assert_same(serve(config, crowd), alone, atol)

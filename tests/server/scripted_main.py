@@ -37,6 +37,9 @@ class Hooks:
     def draining(self, running: int, timeout_s: float) -> None:
         print("draining", running, flush=True)
 
+    def stopped(self, finished: int, cut: int) -> None:
+        print("stopped", finished, cut, flush=True)
+
 
 async def main(answer_s: float, load_s: float, drain_timeout_s: float) -> None:
     """Serve until a signal comes."""

@@ -89,6 +89,7 @@ def test_sigterm_lets_running_requests_finish() -> None:
         assert all("end" in result.text for result in results)
         assert sum("[DONE]" in result.text for result in results) == 1
         assert server.process.wait(10) == 0
+        assert server.line("stopped ") == "2 0"
         assert server.line("closed ") == "20.0"
 
 
@@ -103,6 +104,8 @@ def test_what_is_left_after_the_drain_timeout_gets_an_error() -> None:
         assert server.process.wait(10) == 0
         thread.join()
         assert events_of(results[0].text)[-1]["error"]["code"] == "draining"
+        server.line("draining ")
+        assert server.line("stopped ") == "0 1"
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

@@ -13,6 +13,7 @@ import pytest
 from headrace.config import build_section
 from headrace.config.server import ServerConfig
 from headrace.errors import CheckpointError, ConfigError
+from headrace.recipe.protocols.chat import ChatOptions, parse_chat
 from headrace.serve.model_card import make_card, read_note
 from tests.server.scripted import CONTEXT, MODEL, LiveServer
 
@@ -132,3 +133,12 @@ def test_key_file(tmp_path: Path) -> None:
             ServerConfig(api_key_file=str(path)).with_key_file()
     with pytest.raises(ConfigError, match="cannot read"):
         replace(config, api_key_file=str(tmp_path / "nowhere")).with_key_file()
+
+
+def test_the_example_of_the_documentation_is_a_request() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
+    body = text.split("-d '")[1].split("'\n")[0]
+    chat = parse_chat(body.encode(), ChatOptions())
+    assert (chat.model, chat.sampling.max_tokens, chat.stream) == ("tiny-8", 64, True)
+    assert text.count("tiny-8") == 3  # the sentence that explains it and both examples
+    assert "my-model" not in text

@@ -47,7 +47,7 @@ class Parameters:
 
     def stored(self, name: str) -> Tensor:
         """A tensor as it lies in the file, mapped and not copied."""
-        return self.checkpoint.tensor(self.prefix + name)
+        return self.checkpoint.mapped(self.prefix + name)
 
     def stack(self, names: list[list[str]]) -> Tensor:
         """Matrices of equal shape [n, m] in the compute dtype, filled one at a time.

@@ -146,12 +146,12 @@ class Step:
         self._tables: Ints = batch.block_tables.numpy()
         self._slots: Ints = batch.slots.numpy()
         self._cu = np.concatenate(([0], np.cumsum(batch.q_len)))
-        # One row per sequence: decode, and nothing else. Their windows are read in the order of the
-        # rings, which rounds sums differently: not where rows must be equal in every batch.
-        self.single = row_tile == 1 and len(batch.q_len) == len(self._positions)
         self.plain = self.rotation(batch.positions, 0)
         self.compressed = self.rotation(batch.positions, 1)
         self.spans = self._spans()
+        # One row per sequence: decode, and nothing else. Their windows are read in the order of the
+        # rings, which rounds sums differently: not where rows must be equal in every batch.
+        self.single = row_tile == 1 and len(self.spans) == 1 and self.spans[0].q_len == 1
         # Entries of layers that have none.
         self.nothing = torch.empty((batch.total_rows, 0), dtype=torch.int64)
         self._cached: dict[Any, Any] = {}

@@ -22,14 +22,18 @@ from headrace.ops.reference.quant import fake_fp8
 
 ROW_TILE = 32
 KEY_TILE = 64
+DEPTH_MULTIPLE = 16
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] @ weight [N, K]^T -> [T, N] in x's dtype, in calls of exactly ROW_TILE rows."""
-    rows = x.shape[0]
-    padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % ROW_TILE))
+    rows, depth = x.shape
+    # BLAS treats the rows of a tile alike only where the inner dim is whole vectors.
+    extra = -depth % DEPTH_MULTIPLE
+    padded = torch.nn.functional.pad(x, (0, extra, 0, -rows % ROW_TILE))
     out = torch.empty((padded.shape[0], weight.shape[0]), dtype=x.dtype)
-    transposed = weight.to(x.dtype).T
+    weight = weight.to(x.dtype)
+    transposed = (torch.nn.functional.pad(weight, (0, extra)) if extra else weight).T
     for start in range(0, padded.shape[0], ROW_TILE):
         tile = slice(start, start + ROW_TILE)
         torch.mm(padded[tile], transposed, out=out[tile])

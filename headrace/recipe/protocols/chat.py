@@ -111,7 +111,7 @@ def parse_chat(body: bytes, options: ChatOptions) -> ChatRequest:
     refuse_unsupported(fields)
     wire = convert_body(fields, WireChatRequest)
     if not wire.messages:
-        raise InvalidRequest("Empty input messages", param="messages")
+        raise InvalidRequest("messages: Empty input messages", param="messages")
     if len(wire.messages) > options.max_messages:
         raise InvalidRequest(
             f"The request has {len(wire.messages)} messages; this server takes at most "

@@ -5,6 +5,7 @@ Contract: any bytes give a value or InvalidRequest; nothing else is raised. Shar
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TypeVar
 
@@ -23,7 +24,20 @@ def decode_body(body: bytes) -> dict[str, object]:
     """The top-level object of a body; of a repeated key the last one wins."""
     try:
         fields = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:
+        # Of the untyped decoder these are numbers that no float can hold.
+        text = str(error).partition(" - at ")[0].rstrip(".")
+        name = _first_bad_field(body)
+        where = "" if name is None else f"{name}: "
+        raise InvalidRequest(f"invalid JSON request: {where}{text}.", param=name) from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        name = _field_with_lone_surrogate(body)
+        if name is not None:
+            raise InvalidRequest(
+                f"invalid JSON request: {name}: a text holds half of a surrogate pair "
+                "(\\ud800 to \\udfff), which is not a character.",
+                param=name,
+            ) from error
         raise InvalidRequest(f"invalid JSON request: {error}") from error
     if not isinstance(fields, dict):
         raise InvalidRequest(
@@ -57,6 +71,35 @@ def json_type(value: object) -> str:
         case list():
             return "an array"
     return "an object"
+
+
+def _first_bad_field(body: bytes) -> str | None:
+    """The first top-level field whose value cannot be decoded, though the syntax is right."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return None
+    for name, value in fields.items():
+        try:
+            msgspec.json.decode(value)
+        except msgspec.MsgspecError:
+            return name
+    return None
+
+
+def _field_with_lone_surrogate(body: bytes) -> str | None:
+    """The first top-level field that holds one, if that is all that is wrong with the body."""
+    try:
+        # The standard library lets them pass, msgspec's texts about them mislead.
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        try:
+            json.dumps({name: value}, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return str(name).encode("utf-8", "replace").decode()
+    return None
 
 
 def _explain(text: str) -> tuple[str, str | None]:

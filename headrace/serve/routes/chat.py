@@ -7,7 +7,6 @@ stream ends. A client that goes away frees its request in the engine.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from dataclasses import replace
@@ -49,9 +48,7 @@ class ChatRoute:
                 timeout_s=state.config.body_timeout_s,
             )
             # Long prompts take seconds to encode: the event loop must not stand still for them.
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                state.encoders, self._prepare, body
-            )
+            prepared = await state.encoders.run(self._prepare, body, receive)
             del body
             record.prompt_tokens = len(prepared.request.prompt_token_ids)
             async with Generation(state.engine, prepared.request, receive) as generation:
@@ -67,7 +64,7 @@ class ChatRoute:
         state = self._state
         chat = parse_chat(body, self._options)
         model = state.require_model(chat.model)
-        prompt = state.codec.encode(chat.conversation)
+        prompt = state.codec.encode(chat.conversation, context_limit=model.max_model_len)
         max_tokens = resolve_max_tokens(
             chat.conversation, chat.sampling.max_tokens, len(prompt), model.max_model_len
         )

@@ -30,6 +30,7 @@ def write_codec_files(directory: Path) -> Path:
     directory.mkdir()
     for name, content in codec_files().items():
         (directory / name).write_text(content)
+    (directory / "model.safetensors").touch()
     return directory
 
 

@@ -419,6 +419,7 @@ def test_ctrl_c_keeps_finished_lines_and_the_next_run_goes_on(
     assert set(first.aborted) == {"line-5", "line-6", "line-7", "line-8"}
     err = capsys.readouterr().err
     assert "4 of 10 lines are answered" in err and "same command again" in err
+    assert "interrupted, finishing the running step (once more: at once)" in err
 
     second = case.engine()
     assert case.run(second, overrides=overrides) == 0
@@ -556,3 +557,30 @@ def test_help_teaches_by_examples(
     out = capsys.readouterr().out
     for word in ("headrace generate my-model", "--input", '"messages"', "same command again"):
         assert word in " ".join(out.split())
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object) -> list[int]:
+        raise AssertionError("was tokenized")
+
+    engine = case.engine()
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    monkeypatch.setattr(Tokenizer, "encode_prompt", encode)
+    case.write({"prompt": "x" * 2**20})
+    for raw, param in ((True, "prompt"), (False, "messages")):
+        case.output.unlink(missing_ok=True)
+        prompts = PromptOptions(SamplingParams(), raw=raw)
+        assert case.run(engine, prompts=prompts) == 1
+        (answer,) = case.answers().values()
+        error = answer["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "at least" in error["message"]
+
+
+def test_top_k_0_is_off_in_a_line_as_in_a_flag(case: Case) -> None:
+    case.write({"prompt": "a", "top_k": 0}, {"prompt": "b", "top_k": -1})
+    engine = case.engine()
+    assert case.run(engine, prompts=PromptOptions(SamplingParams(top_k=5))) == 0
+    assert [request.sampling.top_k for request in engine.requests] == [-1, -1]

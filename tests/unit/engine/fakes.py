@@ -36,6 +36,7 @@ NGRAM = 3
 @dataclass(frozen=True)
 class FakeSpec:
     vocab_size: int = VOCAB
+    hidden: int = 2
     bos_id: int = 0
     eos_id: int = EOS
     max_position: int = 2000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from headrace.config import EngineConfig
@@ -148,3 +150,96 @@ def test_progress_bar_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None
     llm.generate(PROMPTS[:2], GREEDY, progress=True)
     captured = capsys.readouterr()
     assert captured.out == "" and "2/2" in captured.err
+
+
+# --- misuse --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", [[5], [None], None, 5, b"abc", [b"abc"], {"a": 1}, "text"])
+def test_prompts_that_are_none(prompts: object) -> None:
+    llm, _ = make()
+    with pytest.raises(InvalidRequest, match="prompt"):
+        llm.generate(prompts, GREEDY)
+    assert_idle(llm)
+
+
+BAD_TOKENS = [[6], None, 2.0, "7", True, 10**5000, -1, {1: 2}]
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS, ids=lambda token: type(token).__name__)
+def test_a_bad_token_names_its_prompt_and_place(token: object) -> None:
+    llm, _ = make()
+    with pytest.raises(InvalidRequest, match="prompt 1: Token 2 of the prompt"):
+        llm.generate([[5], [5, 6, token]], GREEDY)
+    with pytest.raises(InvalidRequest, match="Token 0 of the prompt"):
+        next(llm.stream([token], GREEDY))
+
+
+@pytest.mark.parametrize("sampling", [[None], {"temperature": 0}, 3, "greedy", [GREEDY, 4]])
+def test_sampling_that_is_none(sampling: object) -> None:
+    llm, _ = make()
+    with pytest.raises(InvalidRequest, match="sampling"):
+        llm.generate([[20]], sampling)
+    with pytest.raises(InvalidRequest, match="sampling"):
+        next(llm.stream([20], sampling))
+
+
+def test_any_iterable_of_prompts_and_arrays_of_ids() -> None:
+    llm, _ = make()
+    expected = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    arrays = (np.array(prompt, dtype=np.int32) for prompt in PROMPTS)
+    outputs = llm.generate(arrays, GREEDY)
+    assert [output.token_ids for output in outputs] == expected
+    assert {type(token) for output in outputs for token in output.prompt_token_ids} == {int}
+
+
+@pytest.mark.parametrize("checkpoint", [5, None, b"model"])
+def test_a_checkpoint_or_config_of_another_type(checkpoint: object) -> None:
+    with pytest.raises(InvalidRequest, match="checkpoint must be"):
+        LLM(checkpoint)
+    with pytest.raises(InvalidRequest, match="config must be an EngineConfig, got dict"):
+        LLM("model", {"seed": 3})
+
+
+def test_a_second_thread_gets_an_error_and_the_first_one_its_tokens() -> None:
+    llm, model = make()
+    forward = model.forward
+    refused: list[str] = []
+
+    def intrude() -> None:
+        for use in (
+            lambda: llm.generate([[30]], GREEDY),
+            lambda: next(llm.stream([30])),
+            llm.close,
+        ):
+            try:
+                use()
+            except InvalidRequest as error:
+                refused.append(error.message)
+
+    def forward_with_intruder(*arguments: object) -> object:
+        if not refused:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+        return forward(*arguments)
+
+    model.forward = forward_with_intruder
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.token_ids for output in outputs] == [answer_alone(p, GREEDY) for p in PROMPTS]
+    assert len(refused) == 3
+    assert all("one thread at a time" in message for message in refused)
+    assert_idle(llm)
+
+
+def test_streams_of_one_thread_mix_and_one_closed_in_a_step_is_forgotten_later() -> None:
+    llm, model = make()
+    forward = model.forward
+    streams = [llm.stream(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    firsts = [next(stream).token_ids for stream in streams]
+    model.forward = lambda *arguments: (streams[2].close(), forward(*arguments))[1]
+    rest = [[token for chunk in stream for token in chunk.token_ids] for stream in streams[:2]]
+    answers = [[*first, *more] for first, more in zip(firsts, rest, strict=False)]
+    assert answers == [list(answer_alone(prompt, GREEDY)) for prompt in PROMPTS[:2]]
+    llm.generate([[20]], GREEDY)
+    assert_idle(llm)

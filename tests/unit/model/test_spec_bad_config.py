@@ -210,7 +210,7 @@ def test_directory_without_config(tmp_path: Path) -> None:
 def test_config_file_of_absurd_size(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(17 * 2**20)
-    with pytest.raises(ModelConfigError, match="larger"):
+    with pytest.raises(CheckpointError, match="larger"):
         ModelSpec.from_directory(tmp_path)
 
 

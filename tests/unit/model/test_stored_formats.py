@@ -12,7 +12,6 @@ from headrace.model.stored_formats import (
     decode_fp8,
     encode_fp4,
     encode_fp8,
-    has_nan_scale,
     scales_to_numbers,
 )
 
@@ -109,8 +108,3 @@ def test_decoded_numbers_encode_to_themselves(seed: int, exponent: int) -> None:
     decoded8 = decode_fp8(codes, scales8, 32, torch.float64)
     again8 = decode_fp8(*encode_fp8(decoded8, (1, 32)), 32, torch.float64)
     assert torch.equal(again8, decoded8)
-
-
-def test_nan_scale_is_found() -> None:
-    assert has_nan_scale(torch.tensor([1, 255], dtype=torch.uint8).view(torch.float8_e8m0fnu))
-    assert not has_nan_scale(torch.tensor([0, 254], dtype=torch.uint8))

@@ -110,3 +110,14 @@ def test_threads_need_a_positive_count():
     with pytest.raises(InternalError, match="at least one"), CpuPlatform().threads(0):
         pass
     assert torch.get_num_threads() == before
+
+
+def test_hardware_threads_of_a_core_count_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
+    root = tmp_path / "sys/devices/system/cpu"
+    for cpu, siblings in ((0, "0,4"), (1, "1,5"), (5, "1,5"), (2, "2,6")):
+        (root / f"cpu{cpu}/topology").mkdir(parents=True)
+        (root / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings + "\n")
+    platform = CpuPlatform(tmp_path)
+    assert (platform.cores(), platform.physical_cores()) == (4, 3)
+    assert CpuPlatform(tmp_path / "none").physical_cores() == 4

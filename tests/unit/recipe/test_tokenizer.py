@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,51 @@ def test_grounding_spellings_that_are_no_tokens_stay_text() -> None:
     assert "<｜/box｜>" in special.grounding
 
 
+ADDED: list[dict[str, Any]] = CONTENT["added_tokens"]  # type: ignore[assignment]
+VOCAB: dict[str, int] = CONTENT["model"]["vocab"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model": {**CONTENT["model"], "vocab": {**VOCAB, "zq": 300}}}, "model.vocab.* id 300"),  # type: ignore[dict-item]
+        ({"added_tokens": [*ADDED, {**ADDED[-1], "content": "zq"}]}, "same id"),
+        ({"added_tokens": [*ADDED, {**ADDED[-1], "id": 600}]}, "same content"),
+        ({"added_tokens": [*ADDED, {**ADDED[-1], "content": "zq", "id": 300}]}, "another token"),
+        ({"added_tokens": [*ADDED, {**ADDED[-1], "content": "a", "id": 600}]}, "another id"),
+        ({"added_tokens": [{**ADDED[-1], "id": 600.5}]}, "malformed"),
+        ({"added_tokens": [{**ADDED[-1], "id": -1}]}, "malformed"),
+        ({"added_tokens": [{**ADDED[-1], "id": True}]}, "malformed"),
+    ],
+)
+def test_one_token_has_one_id(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match="t.json.*" + text):
+        Tokenizer(json.dumps({**CONTENT, **change}).encode(), source="t.json")
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_ids_lie_in_the_vocabulary_of_the_model(tmp_path: Path, nested: bool) -> None:
+    size = {"vocab_size": 511, "eos_token_id": 1}
+    config = {"image_token_id": IDS[IMAGE], "text_config": size} if nested else size
+    with pytest.raises(CheckpointError, match=r"token 511, config\.json says vocab_size 511"):
+        ChatCodec.from_directory(write(tmp_path, config))
+    size["vocab_size"] = 512
+    assert ChatCodec.from_directory(write(tmp_path, config)).tokenizer.vocab_size == 512
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path) / name
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        ChatCodec.from_directory(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        ChatCodec.from_directory(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "error", "text"),
     [
@@ -158,7 +204,7 @@ def test_grounding_spellings_that_are_no_tokens_stay_text() -> None:
         ([], ModelConfigError, "JSON object"),
         ({"text_config": 3}, ModelConfigError, "text_config"),
         ({}, ModelConfigError, "eos_token_id is missing"),
-        ({"eos_token_id": "1"}, ModelConfigError, "eos_token_id must be a token id"),
+        ({"eos_token_id": "1"}, ModelConfigError, "eos_token_id must be an integer"),
         ({"eos_token_id": 1, "image_token_id": -1}, ModelConfigError, "image_token_id"),
     ],
 )
@@ -176,5 +222,5 @@ def test_broken_configs_are_named(
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_directory(tmp_path)
