@@ -199,7 +199,7 @@ def _read_records(name: str) -> Builder:
 
 def _read_majors(name: str) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
-        view = _written_view(i, name, 5, 6)
+        view = written_view(i, name, 5, 6)
         return Case((view, i.integers(0, 4, rows, 2), i.dtype), (1,))
 
     return build

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import ROW_TILE, Model
 from headrace.model.loader import load_model
 from headrace.ops.numerics import Numerics
-from torch import Tensor
 
 EXACT = Numerics("float64", kv_quant=False)
 BITWISE = Numerics("float32", kv_quant=True, batch_invariant=True)
