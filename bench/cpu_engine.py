@@ -37,7 +37,7 @@ import torch
 
 PEER = "transformers==5.24.0"
 REQUESTS = (1, 8, 32)
-PROMPT_TOKENS = 64
+PROMPT_TOKENS = 256
 ROOT = Path(__file__).resolve().parents[1]
 Reply = dict[str, Any]
 

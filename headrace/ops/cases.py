@@ -225,7 +225,7 @@ def _hc_enter(hc: int, hidden: int, iterations: int = 20, shifted: bool = True) 
         count = (2 + hc) * hc
         fn = i.wide(count, hc * hidden, scale=(hc * hidden) ** -0.5)
         pre = i.wide(rows, hc) if shifted else None
-        weights = (fn, i.wide(count), i.wide(hidden))
+        weights = (fn, i.wide(count), i.wide(count), i.wide(hidden))
         options = {"rms_eps": 1e-20, "hc_eps": 1e-6, "iterations": iterations}
         batch_rows = (0, 1) if shifted else (0,)
         return Case((i.normal(rows, hc, hidden), pre, *weights), batch_rows, options)
@@ -236,7 +236,7 @@ def _hc_enter(hc: int, hidden: int, iterations: int = 20, shifted: bool = True) 
 def _hc_head(hc: int, hidden: int) -> Builder:
     def build(i: Inputs, rows: int) -> Case:
         fn = i.wide(hc, hc * hidden, scale=(hc * hidden) ** -0.5)
-        return Case((i.normal(rows, hc, hidden), fn, i.wide(hc), 1e-6, 1e-6), (0,))
+        return Case((i.normal(rows, hc, hidden), fn, i.wide(hc), i.wide(1), 1e-6, 1e-6), (0,))
 
     return build
 
@@ -256,7 +256,9 @@ def _hc_merge(hc: int, hidden: int) -> Builder:
 # --- compressor and indexer --------------------------------------------------------------------
 
 
-def _pool_entries(size: int, channels: int, *, overlap: bool = False) -> Builder:
+def _pool_entries(
+    size: int, channels: int, *, overlap: bool = False, with_ape: bool = True
+) -> Builder:
     """Groups of `size` tokens out of a few rows; the first entries pool an incomplete history."""
 
     def build(i: Inputs, rows: int) -> Case:
@@ -265,7 +267,9 @@ def _pool_entries(size: int, channels: int, *, overlap: bool = False) -> Builder
         tokens = i.integers(0, 39, rows, size)
         if overlap:  # the first group of a sequence has no group before it
             tokens[: rows // 2, : size // 2] = -1
-        return Case((data, tokens, overlap), (1,))
+        ratio = size // 2 if overlap else size
+        ape = i.wide(ratio, channels) if with_ape else None
+        return Case((data, tokens, ape, overlap), (1,))
 
     return build
 
@@ -484,10 +488,10 @@ CASES: dict[str, dict[str, Builder]] = {
         "released": _hc_merge(4, 5120),
     },
     "pool_entries": {
-        "ratio_2": _pool_entries(2, 32),
+        "ratio_2": _pool_entries(2, 32, with_ape=False),
         "overlap": _pool_entries(8, 64, overlap=True),
         "ratio_128_odd": _pool_entries(128, 5),
-        "released": _pool_entries(2, 512),
+        "released": _pool_entries(2, 512, with_ape=False),
     },
     "index_scores": {
         "decode": _index_scores(16, 32, 70, decode=True),

@@ -34,12 +34,12 @@ class OpTable:
     read_majors: Op  # (view, major [..], dtype) -> [.., minors, width]: all rows of whole majors
     write_records: Callable[..., None]  # (view, major, minor, x [.., width]); in place
     # hyper-connections
-    hc_enter: Op4  # (streams [T, hc, D], pre | None, fn, base, norm, ..) -> x, pre, post, comb
-    hc_head: Op  # (streams, fn, base, rms_eps, hc_eps) -> pre [T, hc]
+    hc_enter: Op4  # (streams [T, hc, D], pre | None, fn, base, scales, norm, ..) -> x, ...
+    hc_head: Op  # (streams, fn, base, scale, rms_eps, hc_eps) -> pre [T, hc]
     hc_collapse: Op  # (streams, pre) -> [T, D]
     hc_merge: Op  # (y [T, D], streams, post, comb) -> streams
     # attention
-    pool_entries: Op  # (rows [N, 2c], tokens [E, n], overlap) -> [E, width]
+    pool_entries: Op  # (rows [N, 2c], tokens [E, n], ape [r, c] | None, overlap) -> [E, width]
     index_scores: Op  # (q [b, n, h, d], weights [b, n, h], keys [b, N, d]) -> [b, n, N]
     candidate_mask: Op  # (scores [T, N], visible [T], block, keep) -> bool [T, N]
     select_top_k: Op  # (scores [T, N], top_k) -> int64 [T, k]

@@ -22,6 +22,7 @@ from headrace.check.case import GoldenCase, run_case
 from headrace.check.model import FP32, Result, check_case, chunking_results
 from headrace.model.deepseek.model import Model
 from headrace.ops.reference.indexer import candidate_mask
+from headrace.ops.reference.moe import expert_mlp
 
 # `headrace check model` feeds all 300; these cover both long prefills and every ring's wrap.
 CHUNKED_TOKENS = 176
@@ -112,11 +113,23 @@ def scaled_sink(sink: Tensor, scale: float) -> Tensor:
 
 
 def no_inverse(rope: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, cos, sin, inverse: x if inverse else rope(x, cos, sin, inverse)
+    return lambda x, turn, inverse: x if inverse else rope(x, turn, inverse)
 
 
-def unclamped(mlp: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, w1, w3, w2, weight, limit, group: mlp(x, w1, w3, w2, weight, math.inf, group)
+def unclamped_shared(moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The difference that an unlimited shared expert makes is added afterwards."""
+
+    def wrong(x: Tensor, *args: Any) -> Tensor:
+        *_, shared13, shared2, limit, group = args
+        shared = (*shared13.chunk(2), shared2, None)
+        free, limited = (expert_mlp(x, *shared, size, group) for size in (math.inf, limit))
+        return moe(x, *args) + free - limited
+
+    return wrong
+
+
+def mean_pooled(rows: Tensor, tokens: Tensor, ape: Tensor | None, overlap: bool) -> Tensor:
+    return rows[tokens].chunk(2, dim=-1)[0].mean(1)
 
 
 MISTAKES = {
@@ -145,15 +158,16 @@ MISTAKES = {
     "index scores with wrong head weights": Mistake(
         1.8, lambda o: {"index_scores": lambda q, w, k: o.index_scores(q, w.roll(1, -1), k)}
     ),
-    "mean instead of gated pooling": Mistake(
-        1.6, lambda o: {"pool_groups": lambda kv, score: kv.mean(1)}
-    ),
+    "mean instead of gated pooling": Mistake(1.6, lambda o: {"pool_entries": mean_pooled}),
     "no selection bias": Mistake(
-        2.2, lambda o: {"route": lambda s, bias, *rest: o.route(s, torch.zeros_like(bias), *rest)}
+        2.2,
+        lambda o: {
+            "router": lambda x, gate, bias, *rest: o.router(x, gate, torch.zeros_like(bias), *rest)
+        },
     ),
     "no routed scaling": Mistake(1.2, spec=lambda s: {"routed_scaling": 1.0}),
     "weights not normalised": Mistake(4.5, spec=lambda s: {"norm_topk_prob": False}),
-    "shared expert unclamped": Mistake(2.2, lambda o: {"expert_mlp": unclamped(o.expert_mlp)}),
+    "shared expert unclamped": Mistake(2.2, lambda o: {"moe": unclamped_shared(o.moe)}),
     "wo_a groups rotated": Mistake(
         2.6,
         lambda o: {

@@ -19,7 +19,7 @@ ANGLES = random(9, 2, 2)
 
 
 def rope_for_training(x: Tensor) -> Tensor:
-    return norm.rope(x, ANGLES.cos(), ANGLES.sin(), True)
+    return norm.rope(x, torch.stack((ANGLES.cos(), ANGLES.sin()), dim=-1), True)
 
 
 def hc_mix_for_training(
@@ -71,6 +71,10 @@ GRADIENTS = {
     "moe_experts": (
         lambda x, w, w1, w3, w2: moe.moe_experts(x, EXPERTS, w, w1, w3, w2, 10.0, 0),
         [(2, 3), (2, 2), (3, 4, 3), (3, 4, 3), (3, 3, 4)],
+    ),
+    "moe": (
+        lambda x, w, *weights: moe.moe(x, EXPERTS, w, *weights, 10.0, 0),
+        [(2, 3), (2, 2), (3, 8, 3), (3, 3, 4), (8, 3), (3, 4)],
     ),
     "engram_gate": (
         lambda s, k, w: engram.engram_gate(s, k, w, 1e-6),

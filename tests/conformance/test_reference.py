@@ -32,6 +32,10 @@ def close(found: Tensor, expected: object, tolerance: float = 1e-12) -> None:
     assert worst <= tolerance, f"{worst:.3g} > {tolerance:.3g}"
 
 
+def turn(angles: Tensor) -> Tensor:
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+
 def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x))
 
@@ -83,13 +87,19 @@ def test_rope_is_a_complex_rotation_of_the_last_dims(inverse):
                 z = complex(x[t, h, at], x[t, h, at + 1])
                 z *= cmath.exp(1j * float(angles[t, i]) * (-1 if inverse else 1))
                 expected[t][h][at : at + 2] = [z.real, z.imag]
-    close(norm.rope(x, angles.cos(), angles.sin(), inverse), expected)
+    close(norm.rope(x, turn(angles), inverse), expected)
 
 
 def test_rope_inverse_undoes_rope():
     angles, x = random(3, 5, 4), random(4, 5, 8)
-    turned = norm.rope(x, angles.cos(), angles.sin(), False)
-    close(norm.rope(turned, angles.cos(), angles.sin(), True), x)
+    turned = norm.rope(x, turn(angles), False)
+    close(norm.rope(turned, turn(angles), True), x)
+
+
+def test_norm_rope_is_both_in_turn():
+    angles, x, w = random(3, 5, 4), random(4, 5, 2, 8), random(5, 8)
+    turned = norm.norm_rope(x, w, 0.25, turn(angles))
+    close(norm.rope(turned, turn(angles), True), norm.rms_norm(x, w, 0.25))
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 128])
@@ -141,8 +151,8 @@ def test_hyper_connection_coefficients():
     """The test vector of the model specification, section 5 (given as fp32 numbers)."""
     m = torch.tensor([[((7 * i) % 13 - 6) / 5 for i in range(24)]], dtype=F64)
     base = torch.tensor([((5 * i) % 11 - 5) / 9 for i in range(24)], dtype=F64)
-    scale = torch.tensor([0.5, 0.7, 1.3], dtype=F64)
-    pre, post, comb = hyper_connections.coefficients(m, base, scale, 4, 1e-6, 20)
+    scales = hyper_connections.row_scales(torch.tensor([0.5, 0.7, 1.3], dtype=F64), 4)
+    pre, post, comb = hyper_connections.coefficients(m, base, scales, 4, 1e-6, 20)
     close(pre, [[0.239476785, 0.524980187, 0.513886333, 0.522208631]], 1e-7)
     close(post, [[0.942286432, 1.098567843, 0.956693709, 1.112850547]], 1e-7)
     close(comb[0, 0], [0.0778612122, 0.422138214, 0.0778611600, 0.422138393], 1e-7)
@@ -226,6 +236,27 @@ def test_pool_groups():
             values = zip(weights, kv[g, :, c].tolist(), strict=True)
             expected[g, c] = sum(w * v for w, v in values) / sum(weights)
     close(indexer.pool_groups(kv, score), expected)
+
+
+def test_pool_entries():
+    """An absent token counts for nothing; where groups overlap, each half has its channels."""
+    rows = random(1, 7, 8)
+    rows[6] = math.nan
+    tokens = torch.tensor([[-1, 0, 1, 2], [3, 0, 5, 4]])
+    kv, score = rows.nan_to_num().unflatten(1, (2, 4)).unbind(1)
+    for overlap, channels in ((False, 4), (True, 2)):
+        ape = random(2, 2 if overlap else 4, 4)
+        expected = np.zeros((2, channels))
+        for e, c in np.ndindex(2, channels):
+            # Channel of the first two tokens, and of the last two.
+            columns = (c, c, c + 2, c + 2) if overlap else (c,) * 4
+            places = zip(tokens[e].tolist(), columns, range(4), strict=True)
+            chosen = [(t, k, i % len(ape)) for t, k, i in places if t >= 0]
+            weights = [math.exp(score[t, k] + ape[i, k]) for t, k, i in chosen]
+            values = [float(kv[t, k]) for t, k, _ in chosen]
+            total = sum(w * v for w, v in zip(weights, values, strict=True))
+            expected[e, c] = total / sum(weights)
+        close(indexer.pool_entries(rows, tokens, ape, overlap), expected)
 
 
 def test_index_scores():
@@ -467,6 +498,11 @@ def test_moe_experts():
             weight = float(weights[t, c])
             expected[t] += naive_expert(np.asarray(x[t]), w1[e], w3[e], w2[e], weight, 1.0)
     close(moe.moe_experts(x, experts, weights, w1, w3, w2, 1.0, 0), expected)
+    s1, s3, s2 = random(6, 3, 4), random(7, 3, 4), random(8, 4, 3)
+    for t in range(6):
+        expected[t] += naive_expert(np.asarray(x[t]), s1, s3, s2, 1.0, 1.0)
+    routed, shared = (torch.cat((w1, w3), dim=1), w2), (torch.cat((s1, s3)), s2)
+    close(moe.moe(x, experts, weights, *routed, *shared, 1.0, 0), expected)
 
 
 # --- engram and head -----------------------------------------------------------------------------

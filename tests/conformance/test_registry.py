@@ -66,7 +66,7 @@ def test_names_are_unique_per_operator():
 
 
 def test_matrix_products_are_chosen_by_batch_invariance():
-    assert linear(explain(IMPLEMENTATIONS, "cpu", DEFAULT)).chosen.name == "reference"
+    assert linear(explain(IMPLEMENTATIONS, "cpu", DEFAULT)).chosen.name == "decode"
     resolution = linear(explain(IMPLEMENTATIONS, "cpu", INVARIANT))
     assert resolution.chosen.name == "fixed_tile"
     assert reason(resolution, "reference") == "is not batch-invariant"
@@ -88,7 +88,7 @@ def test_highest_priority_wins():
 )
 def test_reasons_against_an_implementation(changes, why):
     resolution = linear(explain(with_kernel(**changes), "cpu", DEFAULT))
-    assert resolution.chosen.name == "reference"
+    assert resolution.chosen.name == "decode"
     assert reason(resolution, "fast") == why
     with pytest.raises(UnsupportedError, match=r"ops\.linear: 'fast'") as caught:
         resolve(with_kernel(**changes), "cpu", DEFAULT, {"linear": "fast"})
@@ -109,7 +109,7 @@ def test_invariance_refuses_the_faster_one():
 def test_override_names_an_implementation():
     resolution = linear(explain(IMPLEMENTATIONS, "cpu", DEFAULT, {"linear": "fixed_tile"}))
     assert resolution.chosen.name == "fixed_tile"
-    assert [impl.name for impl, _ in resolution.rejected] == ["reference"]
+    assert [impl.name for impl, _ in resolution.rejected] == ["reference", "decode"]
     assert resolve(with_kernel(), "cpu", DEFAULT, {"linear": "fast"}).linear is fast
 
 

@@ -172,16 +172,17 @@ class Attention:
         The keys are ring rows before each chunk, then the chunk's rows. The ring is read before
         the chunk's rows are stored: their places overlap.
         """
-        history = step.history(spec.window - 1, view.data.shape[1])
+        ring = view.data.shape[1]
+        kept = step.kept(ring)
         if step.single:
             # The ring has room for the whole window: one row each overlaps with nothing.
-            ops.write_records(view, history.write_slots, history.write_minor, kv)
+            ops.write_records(view, kept.slots, kept.minor, kv)
             keys = ops.read_majors(view, step.batch.slots, kv.dtype)
-            return keys.flatten(0, 1), step.recent(view.data.shape[1]).index
-        before = ops.read_records(view, history.slots, history.minor, kv.dtype)
+            return keys.flatten(0, 1), step.recent(ring)
+        slots, minor = step.history(spec.window - 1, ring)
+        before = ops.read_records(view, slots, minor, kv.dtype)
         rounded = ops.round_rows(kv, view)
-        kept = history.kept(kv)
-        ops.write_records(view, history.write_slots, history.write_minor, kept)
+        ops.write_records(view, kept.slots, kept.minor, kept.of(kv))
         return torch.cat((before.flatten(0, 1), rounded)), step.window_index
 
     def store_entries(

@@ -23,8 +23,8 @@ from headrace.ops.signatures import OpTable
 class Compressor:
     """weight [c, D] for ratio 1, else wkv above wgate [2c, D]; norm [width].
 
-    c = 2 * width where groups overlap, else width. ape [ratio, 2c] or None: added to kv | score by
-    place in the group, its first half is 0.
+    c = 2 * width where groups overlap, else width. ape [ratio, c] or None: added to the score by
+    place in the group.
     """
 
     ratio: int
@@ -51,13 +51,18 @@ class Compressor:
             overlap=overlap,
             pooled=pooled,
             weight=weight,
-            ape=_score_bias(p.wide("ape")) if p.has("ape") else None,
+            ape=p.wide("ape") if p.has("ape") else None,
             norm=p.wide("norm.weight"),
         )
 
+    @property
+    def reach(self) -> int:
+        """Tokens that an entry pools."""
+        return self.ratio * (2 if self.overlap else 1)
+
     def completed(self, step: Step) -> Completed:
         """The entries that this step completes."""
-        return step.completed(self.ratio, self.ratio * (2 if self.overlap else 1))
+        return step.completed(self.ratio, self.reach)
 
     def forward(
         self, x: Tensor, step: Step, state: RecordView | None, eps: float, ops: OpTable
@@ -67,23 +72,15 @@ class Compressor:
         if not self.pooled or state is None:
             return ops.rms_norm(ops.linear(done.of(x), self.weight), self.norm, eps)
         rows = ops.linear(wide(x), self.weight)  # kv | score
-        if self.ape is not None:
-            rows += self.ape.index_select(0, step.phase(self.ratio))
-        reach = self.ratio * (2 if self.overlap else 1) - 1
-        history = step.history(reach, state.data.shape[1], replayed=False)
         before = None
         if done.count:
             # Read before the chunk's rows are stored: their places overlap.
-            before = ops.read_records(state, history.slots, history.minor, rows.dtype)
-        kept = history.kept(rows)
-        ops.write_records(state, history.write_slots, history.write_minor, kept)
+            slots, minor = step.history(self.reach - 1, state.data.shape[1])
+            before = ops.read_records(state, slots, minor, rows.dtype)
+        kept = step.kept(state.data.shape[1], replayed=False)
+        ops.write_records(state, kept.slots, kept.minor, kept.of(rows))
         if before is None:
             return x.new_empty((0, self.width))
         both = torch.cat((before.flatten(0, 1), rows))
-        pooled = ops.pool_entries(both, done.tokens, self.overlap)
+        pooled = ops.pool_entries(both, done.tokens, self.ape, self.overlap)
         return ops.rms_norm(pooled.to(x.dtype), self.norm, eps)
-
-
-def _score_bias(ape: Tensor) -> Tensor:
-    """ape [ratio, c] as what is added to rows of kv and score [.., 2c]."""
-    return torch.cat((torch.zeros_like(ape), ape), dim=1)

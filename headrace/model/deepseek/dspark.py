@@ -104,9 +104,9 @@ class DraftModule:
         """Store each stage's window keys for the step's rows; features [T, targets * D]."""
         x = ops.rms_norm(self.main_proj(features, ops), self.main_norm, self.spec.rms_eps)
         for stage, view in zip(self.stages, windows, strict=True):
-            history = step.history(self.spec.window - 1, view.data.shape[1])
-            key = history.kept(stage.projections.key(x, step.plain, self.spec, ops))
-            ops.write_records(view, history.write_slots, history.write_minor, key)
+            kept = step.kept(view.data.shape[1])
+            key = stage.projections.key(x, step.plain, self.spec, ops)
+            ops.write_records(view, kept.slots, kept.minor, kept.of(key))
 
     def draft(
         self,

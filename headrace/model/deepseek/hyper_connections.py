@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from headrace.model.deepseek.parameters import Parameters
 from headrace.model.spec import ModelSpec
-from headrace.ops.reference.hyper_connections import scaled
+from headrace.ops.reference.hyper_connections import row_scales
 from headrace.ops.signatures import OpTable
 
 
 @dataclass(frozen=True, slots=True)
 class HyperConnection:
-    """fn [(2 + hc) * hc, hc * D] times its scales, base [(2 + hc) * hc]; fp32 (fp64 in that mode).
+    """fn [(2 + hc) * hc, hc * D], base and scale per row of fn; fp32 (fp64 in the fp64 mode).
 
-    Of the head: [hc, hc * D] and [hc].
+    Of the head: fn [hc, hc * D].
     """
 
     fn: Tensor
     base: Tensor
+    scale: Tensor
 
     @classmethod
     def load(cls, p: Parameters, name: str) -> HyperConnection:
         """`name` is "hc_attn" or "hc_ffn" inside the layer's scope, "hc_head" outside."""
-        fn = scaled(p.wide(f"{name}_fn"), p.wide(f"{name}_scale"))
-        return cls(fn, p.wide(f"{name}_base"))
+        fn, base, scale = (p.wide(f"{name}_{part}") for part in ("fn", "base", "scale"))
+        hc = math.isqrt(len(base) + 1) - 1  # len(base) = (2 + hc) * hc
+        return cls(fn, base, scale.expand(len(base)) if len(scale) == 1 else row_scales(scale, hc))
 
     def enter(
         self, streams: Tensor, before: Tensor, norm: Tensor, spec: ModelSpec, ops: OpTable
@@ -40,6 +43,7 @@ class HyperConnection:
             before if spec.hc_shifted else None,
             self.fn,
             self.base,
+            self.scale,
             norm,
             rms_eps=spec.rms_eps,
             hc_eps=spec.hc_eps,

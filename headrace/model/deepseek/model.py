@@ -191,7 +191,9 @@ class Model:
             streams, pre = streams[rows], pre[rows]
         if self._hc_head is not None:
             head = self._hc_head
-            pre = self.ops.hc_head(streams, head.fn, head.base, self.spec.rms_eps, self.spec.hc_eps)
+            pre = self.ops.hc_head(
+                streams, head.fn, head.base, head.scale, self.spec.rms_eps, self.spec.hc_eps
+            )
         hidden = self.ops.hc_collapse(streams, pre)
         if observe is not None:
             observe("hidden", self.spec.num_layers, hidden)
@@ -200,7 +202,7 @@ class Model:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, D] in the compute dtype."""
-        return self._embed[token_ids].to(self.numerics.torch_dtype)
+        return self._embed.index_select(0, token_ids).to(self.numerics.torch_dtype)
 
     def _backbone(self, batch: Batch, cache: KVCache, observe: Observer) -> _Rows:
         """All layers. The consumer layers run on the kept rows only (decoder truncation)."""

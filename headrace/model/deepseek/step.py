@@ -44,6 +44,15 @@ def inverse_frequencies(theta: float, dims: int, yarn: YarnSpec | None) -> Tenso
     return frequency / yarn.factor * ramp + frequency * (1 - ramp)
 
 
+@cache
+def _both_frequencies(
+    theta: float, compress_theta: float, dims: int, yarn: YarnSpec | None, dtype: torch.dtype
+) -> Tensor:
+    """Frequencies of layers without and with compression, [dims]."""
+    plain = inverse_frequencies(theta, dims, None)
+    return torch.cat((plain, inverse_frequencies(compress_theta, dims, yarn))).to(dtype)
+
+
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """(cos, sin) [T, R, 2] of position * frequency, in `dtype` (fp32, or fp64 in the fp64 mode)."""
     angle = positions.to(dtype).unsqueeze(-1) * frequencies.to(dtype)
@@ -51,34 +60,19 @@ def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Rows of the last `reach` positions before each sequence's chunk, then the chunk's own rows.
+class Kept:
+    """Chunk rows that stay in a ring: the last ones of each sequence, as many as it holds.
 
-    slots, minor int64 [B, reach]: where they lie in the ring. write_rows int64 [n]: chunk rows that
-    stay in the ring (the last `rows` of each sequence), None: all; write_slots, write_minor: where.
+    rows int64 [n], None: all in order; slots, minor int64 [n]: where they lie.
     """
 
-    reach: int
+    rows: Tensor | None
     slots: Tensor
     minor: Tensor
-    write_rows: Tensor | None
-    write_slots: Tensor
-    write_minor: Tensor
 
-    def kept(self, rows: Tensor) -> Tensor:
-        """Those of the chunk's rows [T, ...] that stay in the ring."""
-        return rows if self.write_rows is None else rows[self.write_rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """Window of steps with one row per sequence, whose rings hold its own row too.
-
-    index int64 [B, rows]: which of the rows [B * rows] of their rings they see, in the order in
-    which they lie there, -1 = not visible.
-    """
-
-    index: Tensor
+    def of(self, values: Tensor) -> Tensor:
+        """Those of the chunk's rows [T, ...]."""
+        return values if self.rows is None else values[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +113,10 @@ class Completed:
         return values if self.rows is None else values[self.rows]
 
 
+_NONE = torch.zeros(0, dtype=torch.int64)
+_NO_ENTRIES = Completed(0, _NONE, _NONE, _NONE, _NONE, torch.zeros(0))
+
+
 @dataclass(slots=True)
 class Selection:
     """What flows from index sources to the layers after them, within one step.
@@ -145,9 +143,9 @@ class Step:
         self._sequence: Ints = batch.sequence.numpy()
         self._tables: Ints = batch.block_tables.numpy()
         self._slots: Ints = batch.slots.numpy()
-        self._cu = np.concatenate(([0], np.cumsum(batch.q_len)))
-        self.plain = self.rotation(batch.positions, 0)
-        self.compressed = self.rotation(batch.positions, 1)
+        self._cu = np.zeros(len(batch.q_len) + 1, np.int64)
+        np.cumsum(batch.q_len, out=self._cu[1:])
+        self.plain, self.compressed = self._rotations()
         self.spans = self._spans()
         # One row per sequence: decode, and nothing else. Their windows are read in the order of the
         # rings, which rounds sums differently: not where rows must be equal in every batch.
@@ -156,11 +154,21 @@ class Step:
         self.nothing = torch.empty((batch.total_rows, 0), dtype=torch.int64)
         self._cached: dict[Any, Any] = {}
 
-    def rotation(self, positions: Tensor, ratio: int) -> Tensor:
-        """(cos, sin) [n, R, 2] for layers of `ratio`: 0 is plain RoPE, else YaRN, another base."""
+    def _frequencies(self, ratio: int) -> Tensor:
+        """Of layers of `ratio`: 0 is plain RoPE, else YaRN on another base."""
         s = self.spec
-        theta, yarn = (s.rope_theta, None) if ratio == 0 else (s.compress_rope_theta, s.yarn)
-        return angles(positions, inverse_frequencies(theta, s.rope_dim, yarn), self.dtype)
+        if ratio == 0:
+            return inverse_frequencies(s.rope_theta, s.rope_dim, None)
+        return inverse_frequencies(s.compress_rope_theta, s.rope_dim, s.yarn)
+
+    def _rotations(self) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [T, R, 2] of all rows for ratio 0 and for the others."""
+        s = self.spec
+        both = _both_frequencies(
+            s.rope_theta, s.compress_rope_theta, s.rope_dim, s.yarn, self.dtype
+        )
+        turn = angles(self.batch.positions, both, self.dtype)
+        return turn[:, : len(both) // 2], turn[:, len(both) // 2 :]
 
     def visible(self, ratio: int) -> Tensor:
         """Entries each row sees, int64 [T]: groups whose last token is not after the row."""
@@ -170,60 +178,61 @@ class Step:
         found: Tensor = self._cached[key]
         return found
 
-    def phase(self, ratio: int) -> Tensor:
-        """Place of each row's token in its group, int64 [T]."""
-        key = ("phase", ratio)
-        if key not in self._cached:
-            self._cached[key] = torch.from_numpy(self._positions % ratio)
-        found: Tensor = self._cached[key]
-        return found
-
     # --- rings ---------------------------------------------------------------------------------
 
-    def history(self, reach: int, rows: int, *, replayed: bool = True) -> History:
-        """Index of the `reach` positions before each chunk in rings of `rows` rows.
+    def history(self, reach: int, rows: int) -> tuple[Tensor, Tensor]:
+        """(slots, minor) int64 [B, reach] of the `reach` positions before each chunk, in rings of
+        `rows` rows. Positions before the start are clamped: no index refers to them."""
+        key = ("history", reach, rows)
+        if key not in self._cached:
+            before = np.maximum(self.batch.q_start[:, None] + np.arange(-reach, 0), 0)
+            slots = torch.from_numpy(self._slots[:, None]).expand(-1, reach)
+            self._cached[key] = slots, torch.from_numpy(before % rows)
+        found: tuple[Tensor, Tensor] = self._cached[key]
+        return found
+
+    def kept(self, rows: int, *, replayed: bool = True) -> Kept:
+        """Chunk rows that stay in rings of `rows` rows.
 
         replayed: whether replayed rows are stored too (windows are, open compressor rows not).
         """
-        key = ("history", reach, rows, replayed)
+        key = ("kept", rows, replayed)
         if key not in self._cached:
-            self._cached[key] = self._make_history(reach, rows, replayed)
-        found: History = self._cached[key]
+            self._cached[key] = self._make_kept(rows, replayed)
+        found: Kept = self._cached[key]
         return found
 
-    def _make_history(self, reach: int, rows: int, replayed: bool) -> History:
+    def _make_kept(self, rows: int, replayed: bool) -> Kept:
         batch, positions, sequence = self.batch, self._positions, self._sequence
-        before = batch.q_start[:, None] + np.arange(-reach, 0)
         kept = positions >= (batch.q_start + batch.q_len - rows)[sequence]
         if not replayed:
             kept &= positions >= batch.write_from[sequence]
-        places = None if kept.all() else np.flatnonzero(kept)
-        if places is not None:
-            positions, sequence = positions[places], sequence[places]
-        return History(
-            reach=reach,
-            slots=torch.from_numpy(self._slots[:, None]).expand(-1, reach),
-            # Positions before the start are clamped: no index refers to them.
-            minor=torch.from_numpy(np.maximum(before, 0) % rows),
-            write_rows=None if places is None else torch.from_numpy(places),
-            write_slots=torch.from_numpy(self._slots[sequence]),
-            write_minor=torch.from_numpy(positions % rows),
-        )
+        if kept.all():
+            return Kept(
+                None, torch.from_numpy(self._slots[sequence]), torch.from_numpy(positions % rows)
+            )
+        places = np.flatnonzero(kept)
+        slots, minor = self._slots[sequence[places]], positions[places] % rows
+        return Kept(*map(torch.from_numpy, (places, slots, minor)))
 
-    def recent(self, rows: int) -> Recent:
-        """Window of a `single` step in rings of `rows` rows, which hold each row's own key too."""
+    def recent(self, rows: int) -> Tensor:
+        """Window of a `single` step, whose rings of `rows` rows hold each row's own key too.
+
+        int64 [B, rows]: which of the rows [B * rows] of their rings they see, in the order in which
+        they lie there, -1 = not visible.
+        """
         key = ("recent", rows)
         if key not in self._cached:
             own = self._positions[:, None]
             # Ring row j holds the newest position p <= own with p % rows = j.
             places = own - (own - np.arange(rows)) % rows
-            floor = np.maximum(self.batch.window_floor, own[:, 0] - self.spec.window + 1)
+            floor = np.maximum(self.batch.window_floor, self._positions - self.spec.window + 1)
             seen = places >= np.maximum(floor, 0)[:, None]
             index = np.arange(places.size).reshape(places.shape)
             if not seen.all():
                 index[~seen] = -1
-            self._cached[key] = Recent(torch.from_numpy(index))
-        found: Recent = self._cached[key]
+            self._cached[key] = torch.from_numpy(index)
+        found: Tensor = self._cached[key]
         return found
 
     def _window_positions(self) -> tuple[Ints, NDArray[np.bool_]]:
@@ -250,21 +259,16 @@ class Step:
         return np.where(after >= 0, in_chunk, (sequence + 1) * reach + after)
 
     def _spans(self) -> list[Span]:
-        batch, spans = self.batch, []
-        lengths = np.unique(batch.q_len)
-        for length in lengths:
-            members = np.flatnonzero(batch.q_len == length)
-            rows = None
-            if len(lengths) > 1:
-                rows = torch.from_numpy((self._cu[members][:, None] + np.arange(length)).ravel())
-            spans.append(
-                Span(
-                    sequences=torch.from_numpy(members),
-                    rows=rows,
-                    q_len=int(length),
-                    end=int((batch.q_start[members] + length).max()),
-                )
-            )
+        q_start, q_len = self.batch.q_start, self.batch.q_len
+        if len(q_len) and (q_len == q_len[0]).all():
+            every = torch.arange(len(q_len))
+            return [Span(every, None, int(q_len[0]), int(q_start.max() + q_len[0]))]
+        spans = []
+        for length in np.unique(q_len):
+            members = np.flatnonzero(q_len == length)
+            rows = (self._cu[members][:, None] + np.arange(length)).ravel()
+            end = int((q_start[members] + length).max())
+            spans.append(Span(torch.from_numpy(members), torch.from_numpy(rows), int(length), end))
         return spans
 
     # --- compressed entries --------------------------------------------------------------------
@@ -281,8 +285,10 @@ class Step:
         # The cached entries of replayed rows stay as they are: other requests share them.
         done = self._positions >= self.batch.write_from[self._sequence]
         done &= (self._positions + 1) % ratio == 0
-        every = bool(done.all())
         rows = np.flatnonzero(done)
+        if not len(rows):
+            return _NO_ENTRIES
+        every = len(rows) == len(done)
         positions, sequence = self._positions[rows], self._sequence[rows]
         members = positions[:, None] + np.arange(1 - span, 1)
         tokens = self._locate(members, sequence[:, None], span - 1)
@@ -302,7 +308,7 @@ class Step:
             rows=None if every and not padding else tensor(rows),
             block=tensor(block),
             offset=tensor(offset),
-            rotation=self.rotation(tensor(positions - ratio + 1), ratio),
+            rotation=angles(tensor(positions - ratio + 1), self._frequencies(ratio), self.dtype),
         )
 
     def everything(self, ratio: int) -> Selection:
@@ -329,11 +335,10 @@ class Step:
     def entry_slots(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
         """(block, offset) of each row's entries `places` int64 [T, k]; -1 is kept."""
         found: Ints = places.numpy()
-        tokens = found * ratio
-        # Places of -1 read column -1 or 0, whichever, and are replaced below.
-        columns = np.minimum(tokens // BLOCK_TOKENS, self._tables.shape[1] - 1)
-        block = self._tables[self._sequence[:, None], columns]
-        offset = tokens % BLOCK_TOKENS // ratio
+        column, offset = np.divmod(found, BLOCK_TOKENS // ratio)
+        # Places of -1 are in column -1, or in one beside the table, and replaced below.
+        np.minimum(column, self._tables.shape[1] - 1, out=column)
+        block = self._tables[self._sequence[:, None], column]
         absent = found < 0
         if absent.any():
             block[absent] = -1

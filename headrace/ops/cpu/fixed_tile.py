@@ -66,6 +66,7 @@ def hc_enter(
     pre: Tensor | None,
     fn: Tensor,
     base: Tensor,
+    scales: Tensor,
     norm: Tensor,
     *,
     rms_eps: float,
@@ -75,15 +76,17 @@ def hc_enter(
     """`reference.hc_enter`."""
     m = hc_project(streams, fn, rms_eps)
     hc = streams.shape[-2]
-    own, post, comb = reference_hc.coefficients(m, base, None, hc, hc_eps, iterations)
+    own, post, comb = reference_hc.coefficients(m, base, scales, hc, hc_eps, iterations)
     x = reference_hc.hc_collapse(streams, own if pre is None else pre)
     return rms_norm(x, norm, rms_eps), own, post, comb
 
 
-def hc_head(streams: Tensor, fn: Tensor, base: Tensor, rms_eps: float, hc_eps: float) -> Tensor:
+def hc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, rms_eps: float, hc_eps: float
+) -> Tensor:
     """`reference.hc_head`."""
     m = hc_project(streams, fn, rms_eps)
-    return torch.sigmoid(m + base.to(m.dtype)) + hc_eps
+    return torch.sigmoid(m * scale.to(m.dtype) + base.to(m.dtype)) + hc_eps
 
 
 def expert_mlp(
@@ -159,7 +162,8 @@ def moe(
     """`reference.moe`."""
     w1, w3 = w13.chunk(2, dim=1)
     routed = moe_experts(x, experts, weights, w1, w3, w2, limit, act_group)
-    shared = expert_mlp(x, *shared13.chunk(2), shared2, None, limit, act_group)
+    w1, w3 = shared13.chunk(2)
+    shared = expert_mlp(x, w1, w3, shared2, None, limit, act_group)
     return (routed + shared.to(routed.dtype)).to(x.dtype)
 
 

@@ -6,8 +6,6 @@ fp64 mode) and stay so; collapse and merge compute in fp32 and return the stream
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -48,7 +46,8 @@ def hc_mix(
     fn [(2 + hc) * hc, hc * D], base [(2 + hc) * hc], scale [3]; order pre, post, comb row-major.
     """
     projected = hc_project(streams, fn, rms_eps)
-    return coefficients(projected, base, scale, streams.shape[-2], hc_eps, iterations)
+    hc = streams.shape[-2]
+    return coefficients(projected, base, row_scales(scale, hc), hc, hc_eps, iterations)
 
 
 def hc_enter(
@@ -56,6 +55,7 @@ def hc_enter(
     pre: Tensor | None,
     fn: Tensor,
     base: Tensor,
+    scales: Tensor,
     norm: Tensor,
     *,
     rms_eps: float,
@@ -64,42 +64,37 @@ def hc_enter(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Input x [T, D] of a sublayer and its coefficients (pre, post, comb), see `hc_mix`.
 
-    fn comes times its scale (`scaled`). x = RMSNorm of the streams collapsed with `pre` [T, hc],
-    None: with the pre of this sublayer.
+    scales [(2 + hc) * hc]: see `row_scales`. x = RMSNorm of the streams collapsed with `pre`
+    [T, hc], None: with the pre of this sublayer.
     """
     projected = hc_project(streams, fn, rms_eps)
-    own, post, comb = coefficients(projected, base, None, streams.shape[-2], hc_eps, iterations)
+    own, post, comb = coefficients(projected, base, scales, streams.shape[-2], hc_eps, iterations)
     x = hc_collapse(streams, own if pre is None else pre)
     return rms_norm(x, norm, rms_eps), own, post, comb
 
 
-def scaled(fn: Tensor, scale: Tensor) -> Tensor:
-    """fn with its rows times the scale of their part: [3] for pre, post, comb, [1] for the head."""
-    if len(scale) == 1:
-        return fn * scale
-    count = fn.shape[0]
-    hc = math.isqrt(count + 1) - 1  # count = (2 + hc) * hc
-    return fn * scale.repeat_interleave(torch.tensor((hc, hc, hc * hc))).unsqueeze(-1)
+def row_scales(scale: Tensor, hc: int) -> Tensor:
+    """scale [3] of pre, post and comb as one number per row of fn, [(2 + hc) * hc]."""
+    return scale.repeat_interleave(torch.tensor((hc, hc, hc * hc)))
 
 
 def coefficients(
-    m: Tensor, base: Tensor, scale: Tensor | None, hc: int, eps: float, iterations: int
+    m: Tensor, base: Tensor, scales: Tensor, hc: int, eps: float, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(pre, post, comb) from the projections m [T, (2 + hc) * hc]; scale None: m is scaled."""
-    b, s = base.to(m.dtype), m.new_ones(3) if scale is None else scale.to(m.dtype)
-    pre = torch.sigmoid(m[:, :hc] * s[0] + b[:hc]) + eps
-    post = 2.0 * torch.sigmoid(m[:, hc : 2 * hc] * s[1] + b[hc : 2 * hc])
-    comb = (m[:, 2 * hc :] * s[2] + b[2 * hc :]).unflatten(-1, (hc, hc))
+    """(pre, post, comb) from the projections m [T, (2 + hc) * hc]; scales: see `row_scales`."""
+    b, s = base.to(m.dtype), scales.to(m.dtype)
+    pre = torch.sigmoid(m[:, :hc] * s[:hc] + b[:hc]) + eps
+    post = 2.0 * torch.sigmoid(m[:, hc : 2 * hc] * s[hc : 2 * hc] + b[hc : 2 * hc])
+    comb = (m[:, 2 * hc :] * s[2 * hc :] + b[2 * hc :]).unflatten(-1, (hc, hc))
     return pre, post, sinkhorn(comb, iterations, eps)
 
 
-def hc_head(streams: Tensor, fn: Tensor, base: Tensor, rms_eps: float, hc_eps: float) -> Tensor:
-    """V4's collapse weights before the final norm: sigmoid(m + base) + eps, [T, hc].
-
-    fn comes times its scale (`scaled`).
-    """
+def hc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, rms_eps: float, hc_eps: float
+) -> Tensor:
+    """V4's collapse weights before the final norm: sigmoid(m * scale + base) + eps, [T, hc]."""
     m = hc_project(streams, fn, rms_eps)
-    return torch.sigmoid(m + base.to(m.dtype)) + hc_eps
+    return torch.sigmoid(m * scale.to(m.dtype) + base.to(m.dtype)) + hc_eps
 
 
 def hc_collapse(streams: Tensor, pre: Tensor) -> Tensor:

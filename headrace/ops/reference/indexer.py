@@ -20,15 +20,18 @@ def pool_groups(kv: Tensor, score: Tensor) -> Tensor:
     return (torch.softmax(score, dim=1) * kv).sum(1)
 
 
-def pool_entries(rows: Tensor, tokens: Tensor, overlap: bool) -> Tensor:
+def pool_entries(rows: Tensor, tokens: Tensor, ape: Tensor | None, overlap: bool) -> Tensor:
     """Pooled channels [E, width] of compressed entries: `pool_groups` of the tokens of each.
 
     rows fp32 [N, 2c]: kv and score of a token side by side; tokens int64 [E, n]: rows of the n
-    tokens that an entry pools, -1 = none. overlap: the first n / 2 tokens are those of the group
+    tokens that an entry pools, -1 = none; ape [r, c] is added to the score of the i-th token of a
+    group of r. overlap: the first n / 2 tokens are those of the group
     before, of which the first half of the channels counts; of the others it is the second half.
     """
     absent = (tokens < 0).unsqueeze(-1)
     kv, score = rows[tokens.clamp_min(0)].chunk(2, dim=-1)
+    if ape is not None:
+        score = score + ape.repeat(tokens.shape[1] // ape.shape[0], 1)
     # What lies in an absent row (even NaN) must not leak.
     kv = kv.masked_fill(absent, 0.0)
     score = score.masked_fill(absent, -torch.inf)

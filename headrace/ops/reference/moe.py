@@ -132,6 +132,8 @@ def moe(
 
     w13 [E, 2I, D] and shared13 [2I, D]: w1 above w3; w2 [E, D, I], shared2 [D, I].
     """
-    routed = moe_experts(x, experts, weights, *w13.chunk(2, dim=1), w2, limit, act_group)
-    shared = expert_mlp(x, *shared13.chunk(2), shared2, None, limit, act_group)
+    w1, w3 = w13.chunk(2, dim=1)
+    routed = moe_experts(x, experts, weights, w1, w3, w2, limit, act_group)
+    w1, w3 = shared13.chunk(2)
+    shared = expert_mlp(x, w1, w3, shared2, None, limit, act_group)
     return (routed + shared.to(routed.dtype)).to(x.dtype)

@@ -109,7 +109,7 @@ def double_sigmoid(x: Array) -> Array:
 def product(x: Array, weight: Array, out: Array | None = None) -> Array:
     """x [n, K] @ weight [N, K]^T; a large product is left to torch, whose threads are ours."""
     if x.shape[0] * weight.size <= LARGE_PRODUCT:
-        return x.dot(weight.T, out)  # type: ignore[arg-type]
+        return x.dot(weight.T, out)
     if out is None:
         out = np.empty((x.shape[0], weight.shape[0]), x.dtype)
     torch.mm(torch.from_numpy(x), torch.from_numpy(weight).T, out=torch.from_numpy(out))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headrace.ops.cpu.decode.arrays import FEW, array, double_sigmoid, inverse_rms, tensor
@@ -40,4 +39,4 @@ def engram_gate(streams: Tensor, key: Tensor, query_key_weight: Tensor, eps: flo
 
 def engram_add(streams: Tensor, gate: Tensor, value: Tensor) -> Tensor:
     """`reference.engram_add`."""
-    return torch.addcmul(streams, gate.unsqueeze(-1), value.unsqueeze(-2))
+    return streams + gate.unsqueeze(-1) * value.unsqueeze(-2)

@@ -62,14 +62,15 @@ def sinkhorn(logits: Array, hc: int, iterations: int, eps: float) -> Array:
     return body
 
 
-def _project(v: Array, fn: Tensor, base: Tensor, eps: float) -> Array:
-    """`reference.hc_project` plus base, transposed: [fn rows, T]; v [T, hc * D]."""
+def _project(v: Array, fn: Tensor, base: Tensor, scale: Tensor, eps: float) -> Array:
+    """`reference.hc_project` times scale plus base, transposed: [fn rows, T]; v [T, hc * D]."""
     weight = array(fn)
     if v.shape[0] * weight.size <= LARGE_PRODUCT:
         m: Array = weight.dot(v.T)
     else:
         m = torch.mm(fn, torch.from_numpy(v).T).numpy()
     m *= inverse_rms(v, eps).T
+    m *= array(scale)[:, None]
     m += array(base)[:, None]
     return m
 
@@ -84,6 +85,7 @@ def hc_enter(
     pre: Tensor | None,
     fn: Tensor,
     base: Tensor,
+    scales: Tensor,
     norm: Tensor,
     *,
     rms_eps: float,
@@ -92,11 +94,20 @@ def hc_enter(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`reference.hc_enter`."""
     if streams.numel() > FEW:
-        options = {"rms_eps": rms_eps, "hc_eps": hc_eps, "iterations": iterations}
-        return reference.hc_enter(streams, pre, fn, base, norm, **options)
+        return reference.hc_enter(
+            streams,
+            pre,
+            fn,
+            base,
+            scales,
+            norm,
+            rms_eps=rms_eps,
+            hc_eps=hc_eps,
+            iterations=iterations,
+        )
     v = array(streams)
     rows, hc, width = v.shape
-    m = _project(v.reshape(rows, hc * width), fn, base, rms_eps)
+    m = _project(v.reshape(rows, hc * width), fn, base, scales, rms_eps)
     gates = double_sigmoid(m[: 2 * hc])
     own, post = _rows(gates[:hc]), _rows(gates[hc:])
     own *= 0.5
@@ -106,12 +117,14 @@ def hc_enter(
     return tensor(normed(collapsed, norm, rms_eps)), tensor(own), tensor(post), tensor(comb)
 
 
-def hc_head(streams: Tensor, fn: Tensor, base: Tensor, rms_eps: float, hc_eps: float) -> Tensor:
+def hc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, rms_eps: float, hc_eps: float
+) -> Tensor:
     """`reference.hc_head`."""
     if streams.numel() > FEW:
-        return reference.hc_head(streams, fn, base, rms_eps, hc_eps)
+        return reference.hc_head(streams, fn, base, scale, rms_eps, hc_eps)
     v = array(streams)
-    gates = double_sigmoid(_project(v.reshape(v.shape[0], fn.shape[1]), fn, base, rms_eps))
+    gates = double_sigmoid(_project(v.reshape(v.shape[0], fn.shape[1]), fn, base, scale, rms_eps))
     pre = _rows(gates)
     pre *= 0.5
     pre += hc_eps

@@ -12,28 +12,33 @@ from headrace.ops.reference import indexer as reference
 _NONE = np.iinfo(np.int64).max
 
 
-def pool_entries(rows: Tensor, tokens: Tensor, overlap: bool) -> Tensor:
+def pool_entries(rows: Tensor, tokens: Tensor, ape: Tensor | None, overlap: bool) -> Tensor:
     """`reference.pool_entries`."""
     if tokens.numel() * rows.shape[1] > FEW:
-        return reference.pool_entries(rows, tokens, overlap)
+        return reference.pool_entries(rows, tokens, ape, overlap)
     place = array(tokens)
-    both = array(rows).take(place, axis=0, mode="clip")  # -1 reads row 0, see below
-    n, c = place.shape[1], rows.shape[1] // 2
+    n = place.shape[1]
+    parts = 4 if overlap else 2  # of a row: kv and score, each in two halves or whole
+    flat = array(rows).reshape(-1, rows.shape[1] // parts)
+    index = place * parts
+    if overlap:
+        index[:, n // 2 :] += 1
+    # mode="clip": -1 reads row 0, which is taken out below.
+    kv = flat.take(index, axis=0, mode="clip")
+    index += parts // 2
+    score = flat.take(index, axis=0, mode="clip")
+    if ape is not None:
+        a = array(ape)
+        score += np.concatenate(np.split(a, 2, axis=1)) if overlap else a
     absent = place < 0
     if absent.any():
-        both[absent, :c] = 0.0
-        both[absent, c:] = -np.inf
-    kv, score = both[..., :c], both[..., c:]
-    if overlap:
-        kv, score = (
-            np.concatenate((part[:, : n // 2, : c // 2], part[:, n // 2 :, c // 2 :]), axis=1)
-            for part in (kv, score)
-        )
-    p = np.exp(score - np.maximum.reduce(score, axis=1, keepdims=True))
-    total = np.add.reduce(p, axis=1)
-    p *= kv
-    pooled = np.add.reduce(p, axis=1)
-    pooled /= total
+        kv[absent] = 0.0
+        score[absent] = -np.inf
+    score -= np.maximum.reduce(score, axis=1, keepdims=True)
+    np.exp(score, out=score)
+    kv *= score
+    pooled = np.add.reduce(kv, axis=1)
+    pooled /= np.add.reduce(score, axis=1)
     return tensor(pooled)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.ops.cpu.decode import quant
-from headrace.ops.cpu.decode.arrays import FEW, Array, array, product, tensor
+from headrace.ops.cpu.decode.arrays import FEW, LARGE_PRODUCT, Array, array, product, tensor
 from headrace.ops.reference import moe as reference
 
 # softplus(x) is x above this, as in torch.
@@ -79,6 +79,19 @@ def _by_expert(experts: Array) -> tuple[Array, list[tuple[int, slice]]]:
     return chosen.argsort(kind="stable"), spans
 
 
+def _products(x: Array, weights: Array, spans: list[tuple[int, slice]], out: Array) -> None:
+    """out[span] = x[span] @ weights[e]^T for the slices of each expert."""
+    longest = max((span.stop - span.start for _, span in spans), default=0)
+    small = longest * weights.shape[1] * weights.shape[2] <= LARGE_PRODUCT
+    for e, span in spans:
+        if e < 0:
+            continue
+        if small:
+            x[span].dot(weights[e].T, out[span])
+        else:
+            product(x[span], weights[e], out[span])
+
+
 def moe(
     x: Tensor,
     experts: Tensor,
@@ -101,22 +114,18 @@ def moe(
     by_expert = inputs.take(order // k, axis=0)
     routed = len(order)
     both = np.zeros((routed + rows, 2 * inner), inputs.dtype)
-    for e, span in spans:
-        if e >= 0:
-            product(by_expert[span], up_weights[e], both[span])
+    _products(by_expert, up_weights, spans, both)
     product(inputs, array(shared13), both[routed:])
     a = _activation(both, limit)
     a[:routed] *= array(weights).take(order)[:, None]
     if act_group:
         a = array(quant.fake_fp8(tensor(a), act_group))
     y = np.zeros((routed, hidden), inputs.dtype)
-    for e, span in spans:
-        if e >= 0:
-            product(a[span], down_weights[e], y[span])
-    out = np.empty((rows, hidden), inputs.dtype)
-    product(a[routed:], array(shared2), out)
+    _products(a, down_weights, spans, y)
     parts = np.empty((rows, k, hidden), inputs.dtype)
     parts.reshape(routed, hidden)[order] = y
-    for place in range(k):
+    out = parts[:, 0].copy()
+    for place in range(1, k):
         out += parts[:, place]
+    out += product(a[routed:], array(shared2))
     return tensor(out)

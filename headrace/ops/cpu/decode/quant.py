@@ -22,7 +22,9 @@ _UE8M0: Array = reference.ue8m0_to_float(_BYTES).numpy()
 _E2M1: Array = reference.e2m1_to_float(_BYTES[:16]).numpy()
 # The two values of a packed byte, low nibble first: [256, 2].
 _E2M1_PAIRS: Array = _E2M1[np.stack((np.arange(256) & 15, np.arange(256) >> 4), axis=1)]
-_E2M1_BOUNDS: Array = np.array(reference.E2M1_BOUNDS, np.float32)
+# Code of an E2M1 magnitude, by twice the magnitude.
+_E2M1_CODES = np.zeros(13, np.uint8)
+_E2M1_CODES[(_E2M1[:8] * 2).astype(np.int64)] = np.arange(8)
 
 _FP8_RECIPROCAL = np.float32(1.0 / reference.E4M3_MAX)
 _FP4_RECIPROCAL = np.float32(1.0 / reference.E2M1_MAX)
@@ -55,9 +57,20 @@ def _round_e4m3(v: Array) -> Tensor:
     return torch.from_numpy(v).to(torch.float8_e4m3fn)
 
 
-def _e2m1_magnitudes(v: Array) -> Array:
-    """Index 0..7 of the E2M1 magnitude nearest to |v|, ties to the even code."""
-    return np.searchsorted(_E2M1_BOUNDS, np.abs(v)).astype(np.uint8)
+def _to_e2m1(v: Array) -> Array:
+    """v fp32 rounded to E2M1 numbers, ties to the even code, saturating; overwrites v.
+
+    Numbers are 0.5 apart up to 2, 1 apart up to 4, 2 apart up to 6: half their power of two.
+    """
+    np.minimum(v, reference.E2M1_MAX, out=v)
+    np.maximum(v, -reference.E2M1_MAX, out=v)
+    apart = (v.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+    apart *= 0.5
+    np.maximum(apart, 0.5, out=apart)
+    v /= apart
+    np.rint(v, out=v)
+    v *= apart
+    return v
 
 
 # --- rounding ----------------------------------------------------------------------------------
@@ -76,11 +89,9 @@ def fake_fp8(x: Tensor, group: int) -> Tensor:
 
 def _round_e2m1(v: Array, scale: Array) -> Array:
     """v rounded to E2M1 numbers times `scale`."""
-    scaled = v / scale
-    magnitude = np.take(_E2M1, _e2m1_magnitudes(scaled))
-    np.copysign(magnitude, scaled, out=magnitude)
-    magnitude *= scale
-    return magnitude
+    rounded = _to_e2m1(v / scale)
+    rounded *= scale
+    return rounded
 
 
 def fake_fp4_ue8m0(x: Tensor) -> Tensor:
@@ -121,9 +132,13 @@ def round_rows(x: Tensor, view: RecordView) -> Tensor:
 
 
 def _packed(scaled: Array) -> Array:
-    """Two E2M1 codes per byte, uint8 [..., groups * size / 2]."""
-    codes = _e2m1_magnitudes(scaled)
-    codes |= np.signbit(scaled).view(np.uint8) << 3
+    """Two E2M1 codes per byte, uint8 [..., groups * size / 2]; overwrites its argument."""
+    rounded = _to_e2m1(scaled)
+    sign = np.signbit(rounded).view(np.uint8) << 3
+    np.abs(rounded, out=rounded)
+    rounded *= 2.0
+    codes = _E2M1_CODES.take(rounded.astype(np.uint8), mode="clip")
+    codes |= sign
     flat = codes.reshape(*codes.shape[:-2], codes.shape[-2] * codes.shape[-1])
     low: Array = flat[..., 0::2]
     return low | (flat[..., 1::2] << 4)
@@ -148,14 +163,50 @@ def _encode(x: Tensor, view: RecordView) -> tuple[Array, Array]:
     return data, exponent.squeeze(-1).astype(np.uint8)
 
 
+def _encode_nope(x: Tensor, view: RecordView) -> Array:
+    """Records of the V4 format, as `reference.encode_rows` makes them."""
+    nope, rope = view.width - view.rope_width, view.rope_width
+    groups = -(-nope // 64)
+    v = array(x if x.dtype == torch.float32 else x.float())
+    padded = np.zeros((*v.shape[:-1], groups * 64), np.float32)
+    padded[..., :nope] = v[..., :nope]
+    grouped = padded.reshape(*v.shape[:-1], groups, 64)
+    exponent, scale = _power_of_two(_largest(grouped, reference.MIN_AMAX_FP8), _FP8_RECIPROCAL)
+    codes: Array = _round_e4m3(grouped / scale).view(torch.uint8).numpy()
+    record = np.zeros((*v.shape[:-1], view.data.shape[-1]), np.uint8)
+    record[..., :nope] = codes.reshape(padded.shape)[..., :nope]
+    tail = x[..., nope:].to(torch.bfloat16).contiguous()
+    record[..., nope : nope + 2 * rope] = tail.view(torch.uint8).numpy()
+    record[..., nope + 2 * rope : nope + 2 * rope + groups] = exponent[..., 0]
+    return record
+
+
+def _decode_nope(data: Array, view: RecordView) -> Array:
+    """Inverse of `_encode_nope`, fp32."""
+    nope, rope = view.width - view.rope_width, view.rope_width
+    groups = -(-nope // 64)
+    out = np.empty((*data.shape[:-1], view.width), np.float32)
+    scales = _UE8M0.take(data[..., nope + 2 * rope : nope + 2 * rope + groups])
+    if groups > 1:
+        scales = np.repeat(scales, 64, axis=-1)[..., :nope]
+    np.multiply(_E4M3.take(data[..., :nope]), scales, out=out[..., :nope])
+    # bf16 is the upper half of fp32.
+    tail = np.ascontiguousarray(data[..., nope : nope + 2 * rope]).view(np.uint16)
+    out[..., nope:] = (tail.astype(np.uint32) << 16).view(np.float32)
+    return out
+
+
 def write_records(view: RecordView, major: Tensor, minor: Tensor, x: Tensor) -> None:
     """`reference.write_records`."""
-    if x.numel() > FEW or view.format is RecordFormat.FP8_NOPE_64:
+    if x.numel() > FEW:
         return reference.write_records(view, major, minor, x)
     place = array(major), array(minor)
     stored = array(view.data)
     if view.format is RecordFormat.PLAIN:
         stored[place] = array(x if x.dtype == view.data.dtype else x.to(view.data.dtype))
+        return None
+    if view.format is RecordFormat.FP8_NOPE_64:
+        stored[place] = _encode_nope(x, view)
         return None
     data, scales = _encode(x, view)
     if view.scales is not None:
@@ -168,8 +219,6 @@ def write_records(view: RecordView, major: Tensor, minor: Tensor, x: Tensor) -> 
 
 def read_records(view: RecordView, major: Tensor, minor: Tensor, dtype: torch.dtype) -> Tensor:
     """`reference.read_records`."""
-    if view.format is RecordFormat.FP8_NOPE_64:
-        return reference.read_records(view, major, minor, dtype)
     place = array(major), array(minor)
     data: Array = array(view.data)[place]
     return _decoded(data, None if view.scales is None else array(view.scales)[place], view, dtype)
@@ -177,17 +226,17 @@ def read_records(view: RecordView, major: Tensor, minor: Tensor, dtype: torch.dt
 
 def read_majors(view: RecordView, major: Tensor, dtype: torch.dtype) -> Tensor:
     """`reference.read_majors`."""
-    if view.format is RecordFormat.FP8_NOPE_64:
-        return reference.read_majors(view, major, dtype)
     place = array(major)
     data: Array = array(view.data)[place]
     return _decoded(data, None if view.scales is None else array(view.scales)[place], view, dtype)
 
 
 def _decoded(data: Array, scales: Array | None, view: RecordView, dtype: torch.dtype) -> Tensor:
-    """`reference.decode_rows` of formats with groups, and of PLAIN."""
+    """`reference.decode_rows`."""
     if view.format is RecordFormat.PLAIN:
         return as_dtype(data, dtype)
+    if view.format is RecordFormat.FP8_NOPE_64:
+        return as_dtype(_decode_nope(data, view), dtype)
     fp8 = view.format is RecordFormat.FP8_UE8M0_32
     if scales is None:
         size = view.width if fp8 else view.width // 2
