@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,9 @@ def command(
     return CHECK_FAILED if failed else 0
 
 
-def _say(case: str, quiet: bool):  # type: ignore[no-untyped-def]
+def _say(case: str, quiet: bool) -> Callable[[str], None]:
+    """Shows on a terminal which group of checks runs."""
+
     def started(group: str) -> None:
         if sys.stderr.isatty() and not quiet:
             print(f"\r{case}: {group} ...\033[K", end="\r", file=sys.stderr, flush=True)
