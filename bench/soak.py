@@ -53,8 +53,6 @@ EXACT = EngineConfig(
 )
 DEFAULT = replace(EXACT, batch_invariant=False, replay="bounded")
 FEWEST_OF_BURST = 10
-ABORTS_PER_STEP = 0.02
-PREEMPTIONS_PER_STEP = 0.02  # forced ones, beside those that the pool needs
 CHECK_STEPS = 64  # the block accounting is verified whenever so many steps have passed
 # Bounded replay and batches change answers in the default mode, they must not make them repeat.
 MAX_MORE_REPEATED = 0.1
@@ -73,7 +71,7 @@ class Soak:
     ) -> None:
         self.engine = Engine(config, model, tokenizer=tokenizer)
         self.load = Load(seed, model.spec.vocab_size, amount)
-        self._in_flight = amount.in_flight
+        self._amount = amount
         self.ledger = Ledger()
         self.refused = 0
         self.forced_preemptions = 0
@@ -99,7 +97,7 @@ class Soak:
         load, count = self.load, self.load.arrivals()
         for _ in range(count):
             # Bursts overfill the queue, the usual load stays below its limit.
-            if count < FEWEST_OF_BURST and len(self.ledger.live) >= self._in_flight:
+            if count < FEWEST_OF_BURST and len(self.ledger.live) >= self._amount.in_flight:
                 break
             request = load.request()
             try:
@@ -113,10 +111,10 @@ class Soak:
 
     def _interfere(self) -> None:
         load, live = self.load, list(self.ledger.live)
-        if live and load.chance(ABORTS_PER_STEP):
+        if live and load.chance(self._amount.aborts):
             self._abort(live[load.below(len(live))])
         rows = np.flatnonzero(self.engine.scheduler.kv.held)
-        if rows.size and load.chance(PREEMPTIONS_PER_STEP):
+        if rows.size and load.chance(self._amount.preemptions):
             name = self.engine.scheduler.sequence(int(rows[load.below(rows.size)])).name[0]
             before = self.engine.stats().preemptions
             self.engine.scheduler.preempt(name, time.monotonic())

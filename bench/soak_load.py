@@ -20,12 +20,17 @@ MAX_TOKENS = 1024  # prompt and output together: the tiny model's limit
 @dataclass(frozen=True, slots=True)
 class Amount:
     """How much comes. in_flight: requests at most outside bursts. burst: requests of the largest
-    burst. long_output: tokens of the longest answers.
+    burst. long_output: tokens of the longest answers. aborts, preemptions: shares of steps with
+    one; preemptions by force, beside those that the pool needs. writers: share of the time in
+    which prompts are short and answers long: many run at once, then all of them grow.
     """
 
     in_flight: int = 24
     burst: int = 60
     long_output: int = 400
+    aborts: float = 0.02
+    preemptions: float = 0.01
+    writers: float = 0.4
 
 
 class Load:
@@ -40,6 +45,7 @@ class Load:
         self._made = 0
         self._rate = 0.3
         self._phase_left = 0
+        self._writers = False
 
     def chance(self, share: float) -> bool:
         """True in this share of calls."""
@@ -54,6 +60,7 @@ class Load:
         if self._phase_left == 0:
             self._phase_left = int(self._random.integers(10, 120))
             self._rate = float(self._random.choice([0.0, 0.1, 0.3, 1.0]))
+            self._writers = self.chance(self._amount.writers)
             if self.chance(0.1):
                 return int(self._random.integers(self._amount.burst // 3, self._amount.burst))
         self._phase_left -= 1
@@ -83,6 +90,8 @@ class Load:
         return int(self._random.integers(first, last + 1))
 
     def _prompt(self) -> Tokens:
+        if self._writers:
+            return self._ids(self._between((1, 100)))
         kind = self._random.random()
         if kind < 0.25 and self._known:
             known = self._known[self.below(len(self._known))]
@@ -90,12 +99,12 @@ class Load:
         if kind < 0.6:
             root = self._roots[self.below(len(self._roots))]
             return root[: self._between((120, 640))] + self._ids(self._between((1, 90)))
-        return self._ids(self._between((1, 16), (1, 64), (1, 64), (65, 250), (250, 900)))
+        return self._ids(self._between((1, 16), (1, 64), (1, 64), (65, 250), (250, 700)))
 
     def _params(self, room: int) -> SamplingParams:
         longest = self._amount.long_output
         # Long ones grow by blocks that the pool does not have.
-        long = self.chance(0.25)
+        long = self.chance(0.8 if self._writers else 0.15)
         output = self._between((longest // 2, longest)) if long else self._between((1, 6), (6, 40))
         output = min(room, output)
         fields: dict[str, Any] = {
