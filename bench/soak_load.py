@@ -19,14 +19,18 @@ MAX_TOKENS = 1024  # prompt and output together: the tiny model's limit
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much comes. in_flight: requests at most outside bursts. burst: requests of the largest
-    burst. long_output: tokens of the longest answers. aborts, preemptions: shares of steps with
-    one; preemptions by force, beside those that the pool needs. writers: share of the time in
-    which prompts are short and answers long: many run at once, then all of them grow.
+    """How much comes.
+
+    in_flight: requests at most outside bursts. burst: requests of the largest burst. rates:
+    arrivals per step, one is drawn for each phase. long_output: tokens of the longest answers.
+    aborts, preemptions: shares of steps with one; preemptions by force, beside those that the pool
+    needs. writers: share of the phases in which prompts are short and answers long: many run at
+    once, then all of them grow.
     """
 
     in_flight: int = 24
     burst: int = 60
+    rates: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
     long_output: int = 400
     aborts: float = 0.02
     preemptions: float = 0.01
@@ -59,7 +63,7 @@ class Load:
         """How many requests come now: waves of quiet, usual and busy times, and bursts."""
         if self._phase_left == 0:
             self._phase_left = int(self._random.integers(10, 120))
-            self._rate = float(self._random.choice([0.0, 0.1, 0.3, 1.0]))
+            self._rate = float(self._random.choice(self._amount.rates))
             self._writers = self.chance(self._amount.writers)
             if self.chance(0.1):
                 return int(self._random.integers(self._amount.burst // 3, self._amount.burst))

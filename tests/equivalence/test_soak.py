@@ -23,8 +23,16 @@ from soak_load import Amount
 
 STEPS = 50
 CHECKED = 6
-SEED = 2
-FEW = Amount(in_flight=8, burst=18, long_output=40, aborts=0.15, preemptions=0.06)
+SEED = 3
+FEW = Amount(
+    in_flight=8,
+    burst=18,
+    rates=(0.3, 1.0),
+    long_output=40,
+    aborts=0.06,
+    preemptions=0.06,
+    writers=0.2,
+)
 
 
 @pytest.mark.slow
