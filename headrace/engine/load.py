@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from headrace.config import EngineConfig
 from headrace.core.protocols import Tokenizer
 from headrace.engine.engine import Engine
+from headrace.kv.cache import KVCache
+from headrace.model.batch import Batch, BatchRow
+from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.ops.numerics import Numerics
+
+# Enough to complete compressed entries of every ratio but 128.
+_WARM_UP_TOKENS = 8
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -43,4 +52,18 @@ def load_engine(
     UnsupportedError, ConfigError.
     """
     model = load_model(checkpoint, numerics_of(config), progress=progress)
+    warm_up(model)
     return Engine(config, model, tokenizer=tokenizer)
+
+
+def warm_up(model: Model) -> None:
+    """Run a short prompt and one more token, so that no request waits for operators to be compiled.
+
+    That takes some ten seconds in the first start after an installation, else under one.
+    """
+    cache = KVCache(model.kv_groups(), num_blocks=2, num_slots=2, dtype=model.numerics.torch_dtype)
+    ids = np.zeros(_WARM_UP_TOKENS + 1, np.int64)
+    with torch.inference_mode():
+        for start, length in ((0, _WARM_UP_TOKENS), (_WARM_UP_TOKENS, 1)):
+            row = BatchRow(ids, start, length, block_table=[1], slot=1)
+            model.forward(Batch.build([row], model.max_ngram), cache)

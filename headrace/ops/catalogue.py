@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 
 from headrace.ops.cpu import decode, fixed_tile
@@ -66,22 +67,43 @@ _DECODE_EXACT = frozenset(
 )
 
 
-def _decode(op: str, module: ModuleType) -> Implementation:
+def _few_rows(op: str, name: str, module: ModuleType, priority: int) -> Implementation:
     return Implementation(
         op,
-        "decode",
+        name,
         getattr(module, op),
         platforms=("cpu",),
         dtypes=("float64", "float32"),
-        priority=1,
+        priority=priority,
         tolerance=dict.fromkeys(_DECODE_TOLERANCE, 0.0)
         if op in _DECODE_EXACT
         else _DECODE_TOLERANCE,
     )
 
 
+def _few_rows_set(
+    name: str, modules: tuple[ModuleType, ...], priority: int
+) -> Iterator[Implementation]:
+    return (
+        _few_rows(op, name, module, priority)
+        for module in modules
+        for op in OPS
+        if op in vars(module)
+    )
+
+
+def _compiled_modules() -> tuple[ModuleType, ...]:
+    """Empty where Numba is not installed or does not fit this NumPy (it says so by ImportError)."""
+    try:
+        from headrace.ops.cpu import compiled
+    except ImportError:
+        return ()
+    return compiled.MODULES
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(op) for op in OPS),
     *(_fixed_tile(op) for op in OPS if op not in _ROW_WISE),
-    *(_decode(op, module) for module in decode.MODULES for op in OPS if op in vars(module)),
+    *_few_rows_set("decode", decode.MODULES, 1),
+    *_few_rows_set("compiled", _compiled_modules(), 2),
 )
