@@ -38,14 +38,24 @@ ENVIRONMENT = {
 }
 
 
+# Lies in every folder that this script makes.
+MARKER = "headrace_peer"
+
+
 def prepare(peer_dir: Path = DEFAULT_DIR) -> Path:
-    """Make `peer_dir` complete, if it is not yet; returns the Python that runs the worker."""
+    """Make `peer_dir` complete, if it is not yet; returns the Python that runs the worker.
+
+    A folder that holds something else is refused, because its content would be deleted.
+    """
     python = peer_dir / "venv" / "bin" / "python"
     done = peer_dir / "complete"
     if done.exists() and done.read_text() == _contents():
         return python
+    if peer_dir.exists() and any(peer_dir.iterdir()) and not (peer_dir / MARKER).exists():
+        raise SystemExit(f"{peer_dir} is not empty and was not made by this script.")
     shutil.rmtree(peer_dir, ignore_errors=True)
     peer_dir.mkdir(parents=True)
+    (peer_dir / MARKER).touch()
     venv.create(peer_dir / "venv", with_pip=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "-q", "--no-deps", "-r", str(PACKAGES)], check=True)
