@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headrace.ops.cpu.compiled.kernel import dense, kernel
@@ -59,17 +58,15 @@ def _turn(x: Array, turn: Array, sign: int) -> None:
 _NO_WEIGHT = {np.dtype(kind): np.empty(0, kind) for kind in (np.float32, np.float64)}
 
 
-def _weight(weight: Tensor | None, like: Array) -> Array:
-    if weight is None:
-        return _NO_WEIGHT[like.dtype]
-    return array(weight if weight.dtype != torch.bfloat16 else weight.float())
-
-
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Array:
     v = dense(x)
     out = np.empty_like(v)
     width = v.shape[-1]
-    _norm(v.reshape(-1, width), _weight(weight, v), eps, out.reshape(-1, width))
+    if weight is None:
+        w = _NO_WEIGHT[v.dtype]
+    else:
+        w = array(weight if weight.dtype == x.dtype else weight.to(x.dtype))
+    _norm(v.reshape(-1, width), w, eps, out.reshape(-1, width))
     return out
 
 
