@@ -39,7 +39,7 @@ def test_numpy_set_stands_in_without_numba(monkeypatch):
 
 
 def test_one_machine_code_per_dtype():
-    """An array in another memory layout would compile a kernel again, in the middle of a request."""
+    """An array in another memory layout would compile a kernel again, within a request."""
     for dtype in (torch.float32, torch.float64):
         for impl in OPERATORS:
             for build in CASES[impl.op].values():
