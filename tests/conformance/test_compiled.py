@@ -11,6 +11,7 @@ import torch
 from headrace.ops import catalogue
 from headrace.ops.cases import CASES, Inputs
 from headrace.ops.cpu import compiled
+from headrace.ops.cpu.compiled import kernel
 from headrace.ops.numerics import Numerics
 from headrace.ops.registry import explain
 
@@ -46,8 +47,8 @@ def test_one_machine_code_per_dtype():
                 for rows in (1, 3, 17):
                     case = build(Inputs(1, dtype), rows)
                     impl.function(*case.args, **case.kwargs)
-    for kernel in kernels():
-        assert len(kernel.signatures) <= 2, kernel.py_func.__qualname__
+    for found in kernels():
+        assert len(found.signatures) <= 2, found.py_func.__qualname__
 
 
 @pytest.mark.parametrize("op", ["select_top_k", "router"])
@@ -66,3 +67,14 @@ def test_rows_of_nan_stay_within_bounds(op):
     assert torch.equal(found[others], expected[others])
     limit = args[0].shape[1] if op == "select_top_k" else args[1].shape[0]
     assert bool(((found >= -1) & (found < limit)).all())
+
+
+def test_nowhere_to_keep_machine_code(monkeypatch):
+    """In a read-only installation without a home folder every start compiles, and works."""
+
+    def refuse(**options: object) -> object:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    assert kernel._has_cache_folder() in (True, False)
+    monkeypatch.setattr(numba, "njit", refuse)
+    assert not kernel._has_cache_folder()
