@@ -25,7 +25,7 @@ class TokenLogprobs:
     """Natural log probabilities at one token: its own, and those of the best ids.
 
     top_ids are ordered by (log probability descending, id ascending); a token that was dropped from
-    a processed distribution has -inf.
+    a processed distribution has -inf, and those come last in the order of their logits.
     """
 
     logprob: float

@@ -137,6 +137,12 @@ class Admission:
                 f"up to {request.length_limit - prompt_length}), that is {needed} blocks of KV "
                 f"cache; the limit is {most} blocks and {self._limits.max_tokens} tokens."
             )
+        if request.choices > self._limits.max_waiting:
+            raise InvalidRequest(
+                f"n: {request.choices} choices can never wait at once here, the limit is "
+                f"{self._limits.max_waiting}.",
+                param="n",
+            )
         waiting = len(self.queues)
         if waiting + request.choices > self._limits.max_waiting:
             raise Overloaded(

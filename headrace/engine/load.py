@@ -67,3 +67,5 @@ def warm_up(model: Model) -> None:
         for start, length in ((0, _WARM_UP_TOKENS), (_WARM_UP_TOKENS, 1)):
             row = BatchRow(ids, start, length, block_table=[1], slot=1)
             model.forward(Batch.build([row], model.max_ngram), cache)
+        # So short a prompt selects everything it sees.
+        model.ops.select_top_k(torch.zeros((1, 2), dtype=model.numerics.torch_dtype), 1)

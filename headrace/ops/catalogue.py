@@ -93,10 +93,10 @@ def _few_rows_set(
 
 
 def _compiled_modules() -> tuple[ModuleType, ...]:
-    """Empty where Numba is not installed or does not fit this NumPy (it says so by ImportError)."""
+    """Empty where Numba is not installed, does not fit this NumPy or cannot be loaded."""
     try:
         from headrace.ops.cpu import compiled
-    except ImportError:
+    except Exception:  # a broken installation raises anything: OSError of a library, AttributeError
         return ()
     return compiled.MODULES
 

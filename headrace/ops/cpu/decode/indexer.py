@@ -71,7 +71,7 @@ def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Te
 
 def select_top_k(scores: Tensor, top_k: int) -> Tensor:
     """`reference.select_top_k`."""
-    if scores.numel() > FEW:
+    if not 0 < scores.numel() <= FEW or top_k < 1:
         return reference.select_top_k(scores, top_k)
     s = array(scores)
     rows, n = s.shape

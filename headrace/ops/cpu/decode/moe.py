@@ -106,7 +106,7 @@ def moe(
     """`reference.moe`: the rows of all experts, the shared one last, share their activation."""
     rows, k = experts.shape
     hidden, inner = shared2.shape
-    if rows * (k + 1) * max(hidden, 2 * inner) > 1 << 18:
+    if rows * (k + 1) * max(hidden, 2 * inner) > 1 << 18 or k == 0:
         return reference.moe(x, experts, weights, w13, w2, shared13, shared2, limit, act_group)
     order, spans = _by_expert(array(experts))
     up_weights, down_weights = array(w13), array(w2)
