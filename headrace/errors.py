@@ -40,10 +40,18 @@ class InvalidRequest(HeadraceError):
     exit_code = 2
 
 
+class InvalidBody(InvalidRequest):
+    """The body is not JSON, or does not have the fields and types of its protocol."""
+
+
 class ContextTooLong(InvalidRequest):
     """Prompt (plus requested output) exceeds the context; the text says limit and length."""
 
     code = "context_length_exceeded"
+
+
+class StreamError(HeadraceError):
+    """Engine output that the output parser cannot read; it ends the stream."""
 
 
 class Unauthorized(HeadraceError):

@@ -32,6 +32,13 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a declared tool. arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One finished answer. token_ids: with the token that ended it. reasoning: chats that think."""
 
@@ -39,6 +46,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     text: str
     reasoning: str = ""
+    tool_calls: list[ToolCall] = []
     token_ids: list[int]
     finish_reason: str
     usage: Usage

@@ -52,13 +52,18 @@ def command(
         {"token_ids": [0, 72, 105], "temperature": 0}
 
     `id` is optional (default: line-N). A line may also set temperature, top_p, top_k, seed,
-    max_tokens, stop_token_ids, ignore_eos and thinking. Each output line is
+    max_tokens, stop_token_ids, ignore_eos and thinking, beside `messages` also tools and
+    tool_choice (auto or none), as a chat request has them. Each output line is
 
         {"id": "a", "prompt_tokens": 9, "text": "...", "token_ids": [...],
          "finish_reason": "stop", "usage": {...}}
 
-    or `{"id": "a", "error": {"line": 1, "code": "...", "message": "..."}}` for a line that cannot
-    be answered; then the exit code is 1. Lines appear as they finish, not in input order.
+    with `reasoning` and `tool_calls` where there are any, or
+
+        {"id": "a", "error": {"line": 1, "code": "...", "message": "..."}}
+
+    for a line that cannot be answered; then the exit code is 1. Lines appear as they finish, not in
+    input order.
 
     After Ctrl-C, a crash or a full disk, run the same command again: ids that the output file
     already has are skipped. Delete the output file to start anew.

@@ -27,7 +27,7 @@ from rich.progress import (
 )
 
 from headrace.errors import OutputError
-from headrace.recipe import OutputDelta
+from headrace.recipe import TextDelta
 
 PLAIN_INTERVAL_S: Final = 10.0
 # Each bad line is in the output with its reason; the screen shows the first ones.
@@ -118,7 +118,7 @@ class GenerateScreen:
 
     # --- one prompt ----------------------------------------------------------------------------
 
-    def answer(self, delta: OutputDelta) -> None:
+    def answer(self, delta: TextDelta) -> None:
         """New text of the one answer: content to standard output, reasoning beside it."""
         if delta.reasoning:
             if not self._reasoning_open:

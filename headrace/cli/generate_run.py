@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from headrace.cli.answer_file import Answer, AnswerFile, FailedAnswer, LineError, Usage
+from headrace.cli.answer_file import (
+    Answer,
+    AnswerFile,
+    FailedAnswer,
+    LineError,
+    ToolCall,
+    Usage,
+)
 from headrace.cli.generate_progress import GenerateScreen, StopSignals
 from headrace.cli.prompt_file import (
     PreparedPrompt,
@@ -42,7 +49,7 @@ from headrace.errors import (
     OutputError,
     Overloaded,
 )
-from headrace.recipe import ChatCodec
+from headrace.recipe import Codec
 from headrace.serve.model_card import read_note
 
 EXIT_LINES_FAILED = 1
@@ -120,7 +127,7 @@ def generate(options: GenerateOptions, load: EngineLoader = load_engine) -> int:
     config = _engine_config(settings)
     text = "" if options.prompt is None else _prompt_text(options.prompt)
     require_checkpoint(options.checkpoint)
-    codec = ChatCodec.from_directory(options.checkpoint)
+    codec = Codec.from_directory(options.checkpoint)
     screen = GenerateScreen()
     for warning in unknown_variables():
         screen.note(f"warning: {warning}")
@@ -216,11 +223,10 @@ def _answer_one(engine: GenerateEngine, prompt: PreparedPrompt, screen: Generate
     while finish is None:
         for chunk in engine.step():
             finish = chunk.finish
-            delta = prompt.parser.push(chunk.text_tokens)
-            screen.answer(delta)
+            screen.answer(prompt.parser.push(chunk.text_tokens))
             if finish is FinishReason.ERROR:
                 raise HeadraceError(chunk.error or "The request failed.")
-    screen.answer(prompt.parser.flush())
+    screen.answer(prompt.parser.finish(stopped=finish is FinishReason.STOP))
     screen.answer_ended(finish is FinishReason.LENGTH)
     return 0
 
@@ -336,7 +342,7 @@ class FileRun:
         job.token_ids += chunk.tokens
         deltas = [job.prompt.parser.push(chunk.text_tokens)]
         if chunk.finish is not None:
-            deltas.append(job.prompt.parser.flush())
+            deltas.append(job.prompt.parser.finish(stopped=chunk.finish is FinishReason.STOP))
         job.reasoning += [delta.reasoning for delta in deltas]
         job.text += [delta.content for delta in deltas]
         if chunk.finish is None:
@@ -366,6 +372,7 @@ def _answer(job: _Job, finish: FinishReason) -> Answer:
         prompt_tokens=prompt_tokens,
         text="".join(job.text),
         reasoning="".join(job.reasoning),
+        tool_calls=[ToolCall(name, arguments) for name, arguments in job.prompt.parser.calls],
         token_ids=job.token_ids,
         finish_reason=finish.value,
         usage=Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),

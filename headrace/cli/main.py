@@ -5,7 +5,7 @@ one, and is the only place where errors become `error: ...` on stderr and an exi
 check failed, 2 bad usage, config or request, 3 checkpoint or unsupported, 4 output could not be
 written, 130 Ctrl-C, 141 the reader of our output went away. Anything else is a bug and keeps its
 traceback. Heavy imports, cyclopts too, happen inside functions, where Ctrl-C is caught. To add a
-command, write `cli/<name>.py` with a function `command` and list it here.
+command, write a function in `cli/<name>.py` and list it here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COMMANDS = (
     _Command(
         ("serve",),
         "headrace.cli.serve:command",
-        "Serve a model over HTTP (OpenAI-compatible chat completions).",
+        "Serve a model over HTTP (Chat Completions, Responses and Messages).",
     ),
     _Command(
         ("generate",),
@@ -76,13 +76,41 @@ _COMMANDS = (
         "Compare the model's arithmetic with golden cases, number by number.",
     ),
     _Command(
+        ("check", "recipe"),
+        "headrace.cli.check_recipe:command",
+        "Compare the token codec with golden cases, byte by byte.",
+    ),
+    _Command(
+        ("recipe", "render"),
+        "headrace.cli.recipe:render",
+        "Show the prompt of a request as text.",
+    ),
+    _Command(
+        ("recipe", "encode"),
+        "headrace.cli.recipe:encode",
+        "Show the token ids of a request's prompt.",
+    ),
+    _Command(
+        ("recipe", "count"),
+        "headrace.cli.recipe:count",
+        "Count the prompt tokens of a request, images included.",
+    ),
+    _Command(
+        ("recipe", "decode"),
+        "headrace.cli.recipe:decode",
+        "Turn a model's output (ids, text or chunks) into a response or its events.",
+    ),
+    _Command(
         ("ops",),
         "headrace.cli.ops:command",
         "Show which implementation each operator uses, and why not the others.",
     ),
 )
 
-_GROUPS = {"check": "Check golden cases."}
+_GROUPS = {
+    "check": "Check golden cases.",
+    "recipe": "The token codec alone: requests to prompts and ids, outputs to responses.",
+}
 
 
 def build_app(arguments: Sequence[str]) -> App:

@@ -21,15 +21,26 @@ from headrace.core.request import Request
 from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
 from headrace.errors import ContextTooLong, InvalidRequest
-from headrace.recipe import ChatCodec, Conversation, OutputDelta, SystemMessage, UserMessage
+from headrace.recipe import (
+    AnswerText,
+    Codec,
+    Conversation,
+    PromptText,
+    SystemMessage,
+    TextDelta,
+    UserMessage,
+    convert_chat,
+)
 from headrace.recipe.codec import check_length
 from headrace.recipe.constants import DEFAULT_MAX_TOKENS
-from headrace.recipe.protocols.chat import ChatOptions, parse_chat
-from headrace.recipe.protocols.json_body import convert_body, decode_body
+from headrace.recipe.converted import ParsingOptions, ThinkingStage
+from headrace.recipe.protocols.json_body import decode_body
+from headrace.serve.supported import check_supported
 
 # A prompt of a million tokens has about 4 MB; a longer line is not a prompt.
 MAX_LINE_BYTES = 64 * 2**20
 MAX_NAMED_DUPLICATES = 5
+_MODEL = "generate"  # the model's name in a chat request that nobody sends
 
 
 class PromptLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,6 +49,8 @@ class PromptLine(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     prompt: str | None = None
     messages: list[object] | None = None
+    tools: list[object] | None = None
+    tool_choice: object | None = None
     token_ids: list[int] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -61,12 +74,17 @@ class RawLine:
 class TextParser(Protocol):
     """Output ids -> reasoning and content, incrementally."""
 
-    def push(self, token_ids: tuple[int, ...]) -> OutputDelta:
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of each tool call, once the answer is complete."""
+        ...
+
+    def push(self, token_ids: tuple[int, ...]) -> TextDelta:
         """Text that became certain with these ids."""
         ...
 
-    def flush(self) -> OutputDelta:
-        """What is left at the end."""
+    def finish(self, *, stopped: bool) -> TextDelta:
+        """What is left at the end. stopped: the model ended the answer, not its length."""
         ...
 
 
@@ -75,14 +93,15 @@ class PlainParser:
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
+        self.calls: list[tuple[str, str]] = []
 
-    def push(self, token_ids: tuple[int, ...]) -> OutputDelta:
+    def push(self, token_ids: tuple[int, ...]) -> TextDelta:
         """Text that became complete with these ids."""
-        return OutputDelta(content=self._detokenizer.push(token_ids))
+        return TextDelta(content=self._detokenizer.push(token_ids))
 
-    def flush(self) -> OutputDelta:
+    def finish(self, *, stopped: bool) -> TextDelta:
         """What is left at the end."""
-        return OutputDelta(content=self._detokenizer.flush())
+        return TextDelta(content=self._detokenizer.flush())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +130,28 @@ class PreparedPrompt:
 class PromptEncoder:
     """Texts, chats and token ids -> requests for one checkpoint."""
 
-    def __init__(self, codec: ChatCodec, bos_id: int, max_model_len: int) -> None:
+    def __init__(self, codec: Codec, bos_id: int, max_model_len: int) -> None:
         self._codec = codec
         self._bos_id = bos_id
         self._max_model_len = max_model_len
 
     def encode(self, line: RawLine, options: PromptOptions) -> PreparedPrompt:
         """The prompt of an input line. Raises InvalidRequest naming the field."""
-        wire = convert_body(decode_body(line.data), PromptLine)
+        wire = decode_body(line.data, PromptLine)
         given = [name for name in ("prompt", "messages", "token_ids") if getattr(wire, name)]
         if len(given) != 1:
             raise InvalidRequest(
                 "exactly one of prompt, messages and token_ids must be given and not be empty, got "
                 f"{' and '.join(given) or 'none'}."
             )
+        if not wire.messages and (wire.tools or wire.tool_choice is not None):
+            raise InvalidRequest("tools and tool_choice need messages.", param="tools")
         sampling = _line_sampling(wire, line.number, options.sampling)
         thinking = options.thinking if wire.thinking is None else wire.thinking
         if wire.token_ids:
             return self._plain(tuple(wire.token_ids), sampling)
         if wire.messages:
-            return self._chat(_conversation(wire.messages, thinking), sampling)
+            return self._messages(wire, thinking, sampling)
         return self.encode_text(wire.prompt or "", options, sampling, thinking)
 
     def encode_text(
@@ -149,20 +170,42 @@ class PromptEncoder:
             check_length(tokenizer.least_text_tokens(text), self._max_model_len, "prompt")
             ids = (self._bos_id, *tokenizer.encode(text))
             return self._plain(ids, sampling)
-        system = () if options.system is None else (SystemMessage(options.system),)
-        conversation = Conversation(
-            (*system, UserMessage(text)), options.thinking if thinking is None else thinking
-        )
-        return self._chat(conversation, sampling)
+        thinking = options.thinking if thinking is None else thinking
+        user = UserMessage(PromptText.of(text))
+        if options.system is None:
+            conversation = Conversation((user,), thinking)
+        else:
+            conversation = Conversation(
+                (SystemMessage(PromptText.of(options.system)), user), thinking
+            )
+        stage = ThinkingStage.REASONING_START if thinking else None
+        return self._chat(conversation, ParsingOptions(thinking_stage=stage), sampling)
+
+    def _messages(
+        self, wire: PromptLine, thinking: bool, sampling: SamplingParams
+    ) -> PreparedPrompt:
+        """Messages as the server takes them, by the server's own rules."""
+        body = {
+            "model": _MODEL,
+            "messages": wire.messages,
+            "thinking": {"type": "enabled" if thinking else "disabled"},
+            "tools": wire.tools,
+            "tool_choice": wire.tool_choice,
+        }
+        request = convert_chat(msgspec.json.encode(body), self._codec.options(_MODEL))
+        check_supported(request)
+        return self._chat(request.conversation, request.parsing, sampling)
 
     def _plain(self, ids: tuple[int, ...], sampling: SamplingParams) -> PreparedPrompt:
         parser = PlainParser(self._codec.tokenizer.detokenizer())
         return PreparedPrompt(ids, self._limited(ids, sampling, DEFAULT_MAX_TOKENS), parser)
 
-    def _chat(self, conversation: Conversation, sampling: SamplingParams) -> PreparedPrompt:
+    def _chat(
+        self, conversation: Conversation, parsing: ParsingOptions, sampling: SamplingParams
+    ) -> PreparedPrompt:
         ids = tuple(self._codec.encode(conversation, context_limit=self._max_model_len))
         limited = self._limited(ids, sampling, conversation.default_max_tokens)
-        return PreparedPrompt(ids, limited, self._codec.parser(conversation))
+        return PreparedPrompt(ids, limited, AnswerText(self._codec, parsing))
 
     def _limited(
         self, ids: tuple[int, ...], sampling: SamplingParams, default: int
@@ -231,16 +274,6 @@ def _line_id(data: bytes, number: int) -> str:
         content = None
     given = content.get("id") if isinstance(content, dict) else None
     return given if isinstance(given, str) else f"line-{number}"
-
-
-def _conversation(messages: list[object], thinking: bool) -> Conversation:
-    """Messages as the server takes them, by the server's own rules."""
-    body = {
-        "model": "generate",
-        "messages": messages,
-        "thinking": {"type": "enabled" if thinking else "disabled"},
-    }
-    return parse_chat(msgspec.json.encode(body), ChatOptions()).conversation
 
 
 def _line_sampling(wire: PromptLine, number: int, flags: SamplingParams) -> SamplingParams:

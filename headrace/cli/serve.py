@@ -1,4 +1,4 @@
-"""`headrace serve`: an OpenAI-compatible HTTP server in front of one model."""
+"""`headrace serve`: an HTTP server of three protocols in front of one model."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def command(
     log_format: Literal["text", "json"] | None = None,
     config: Path | None = None,
 ) -> None:
-    """Serve a model over HTTP (OpenAI-compatible chat completions).
+    """Serve a model over HTTP (Chat Completions, Responses and Messages).
 
-    Routes: POST /v1/chat/completions (streamed or not), GET /v1/models, /health/live,
+    Routes: POST /v1/chat/completions, /v1/responses and /v1/messages (streamed or not; clients of
+    OpenAI and Anthropic work), /v1/messages/count_tokens, GET /v1/models, /health/live,
     /health/ready, /metrics. The engine runs in a process of its own and is restarted if it dies.
 
     Example:

@@ -7,17 +7,41 @@ the engine never imports `recipe`. Called in the engine process only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.config import EngineConfig
+from headrace.core.protocols import Detokenizer
 from headrace.engine import host
 from headrace.engine.wire import EngineInfo
 from headrace.recipe.tokenizer import Tokenizer
+
+
+class ShownTokenizer:
+    """A tokenizer whose texts show control tokens, as the server's parser of answers sees them.
+
+    Without them the engine would find stop strings across control tokens, and cut elsewhere.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of ids."""
+        return self._tokenizer.decode(token_ids, skip_special=skip_special)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental detokenizer that shows control tokens."""
+        return self._tokenizer.detokenizer(skip_special=False)
 
 
 def load_engine(
     checkpoint: Path, config: EngineConfig, progress: host.ProgressCallback
 ) -> tuple[host.EngineLike, EngineInfo]:
     """The checkpoint's model and tokenizer in an engine; raises what `host.load_engine` raises."""
-    tokenizer = Tokenizer.from_directory(checkpoint)
+    tokenizer = ShownTokenizer(Tokenizer.from_directory(checkpoint))
     return host.load_engine(checkpoint, config, progress, tokenizer)

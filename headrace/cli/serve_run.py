@@ -27,7 +27,7 @@ from headrace.config import (
 from headrace.config.server import ServerConfig
 from headrace.core.files import require_checkpoint
 from headrace.engine.process import EngineClient, SupervisionConfig
-from headrace.recipe.codec import ChatCodec
+from headrace.recipe import Codec
 from headrace.serve.log import RequestLogger, log_processors
 from headrace.serve.model_card import make_card, read_note
 from headrace.serve.run import run_server
@@ -50,7 +50,7 @@ async def serve(
     engine_config = build_section(EngineConfig, "engine", settings)
     require_checkpoint(checkpoint)
     note = read_note(checkpoint)
-    codec = ChatCodec.from_directory(checkpoint)
+    codec = Codec.from_directory(checkpoint)
     with other_logs(server_config.log_format):
         await _serve(checkpoint, server_config, engine_config, codec, note)
 
@@ -84,7 +84,7 @@ async def _serve(
     checkpoint: Path,
     server_config: ServerConfig,
     engine_config: EngineConfig,
-    codec: ChatCodec,
+    codec: Codec,
     note: dict[str, object],
 ) -> None:
     engine = EngineClient(

@@ -31,7 +31,8 @@ class ServerConfig:
     connection without a request is closed after this. send_timeout_s: a client that takes nothing
     for so long counts as gone. keep_alive_s: a waiting stream gets a comment this often.
     drain_timeout_s: how long running requests may go on after SIGTERM.
-    encode_threads: threads that turn text into ids. log_format: text or json.
+    encode_threads: threads that turn text into ids. max_stored_responses, max_stored_bytes: answers
+    (and their bytes) kept in memory for `previous_response_id`, 0: none. log_format: text or json.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +52,8 @@ class ServerConfig:
     keep_alive_s: float = 10.0
     drain_timeout_s: float = 60.0
     encode_threads: int = 2
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 256 * 2**20
     log_format: str = "text"
 
     def __post_init__(self) -> None:
@@ -69,6 +72,8 @@ class ServerConfig:
         for name in ("max_messages", "max_requests", "max_requests_per_key", "max_connections"):
             self._check_integer(name, 1, 2**20)
         self._check_integer("encode_threads", 1, 256)
+        self._check_integer("max_stored_responses", 0, 2**20)
+        self._check_integer("max_stored_bytes", 1, 2**40)
         for name in (
             "header_timeout_s",
             "body_timeout_s",

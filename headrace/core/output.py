@@ -46,7 +46,8 @@ class TokenChunk:
     stop_cut: characters to take off the end of the text when `stop` is a string: the string itself
     and what follows it in the same token. logprobs: one entry per token if the request asked for
     them. prompt_logprobs: with the first chunk of choice 0, one entry per prompt token, None for
-    the first one.
+    the first one. cached_tokens: with the first chunk of a choice, tokens of the prompt that were
+    found in the prefix cache.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class TokenChunk:
     stop_cut: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
 
     @property
     def text_tokens(self) -> tuple[int, ...]:

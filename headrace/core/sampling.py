@@ -44,12 +44,14 @@ class StopScope:
 
     border_token: a control token (the end of thinking) that is no text, and across which no stop
     string is found. after_border: only behind the first one. skip_newlines: newlines at the start
-    of that part are no text.
+    of that part are no text. end_token: a control token (the markup of tool calls) that ends that
+    part, up to the next border if one follows.
     """
 
     border_token: int | None = None
     after_border: bool = False
     skip_newlines: bool = False
+    end_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,9 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"A stop string must have 1 to {MAX_STOP_CHARACTERS} characters.", param="stop"
                 )
-        if self.stop_scope.border_token is not None:
-            _integer("stop_scope", self.stop_scope.border_token, 0, 2**31 - 1)
+        for token in (self.stop_scope.border_token, self.stop_scope.end_token):
+            if token is not None:
+                _integer("stop_scope", token, 0, 2**31 - 1)
 
     def _check_logprobs(self) -> None:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):

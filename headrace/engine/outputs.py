@@ -42,7 +42,8 @@ class StepOutput:
     numbers: int64 [n], of the choices as `Scheduler.enqueue` gave them. names: their (request id,
     choice). index: int64 [n], position in the output. tokens: int32 [n], NO_TOKEN_DRAWN: none.
     finish: int8 [n], RUNNING or why it ended. By entry, None where nobody has any: errors, texts of
-    those that end with ERROR; the others as in `StepResult`.
+    those that end with ERROR; cached, prompt tokens that the prefix cache had, with first tokens;
+    the others as in `StepResult`.
     """
 
     numbers: Ints
@@ -54,6 +55,7 @@ class StepOutput:
     ended: Mapping[int, Ended] | None = None
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
+    cached: Mapping[int, int] | None = None
 
     def __len__(self) -> int:
         return int(self.numbers.size)
@@ -85,12 +87,14 @@ class StepOutput:
             stop_cut=end.stop_cut,
             logprobs=None if record is None else (record,),
             prompt_logprobs=None if prompts is None else prompts.get(entry),
+            cached_tokens=0 if self.cached is None else self.cached.get(entry, 0),
         )
 
     def special_entries(self) -> set[int]:
         """Entries that are more than a token of a request that goes on."""
         special = set(np.flatnonzero(self.finish).tolist())
         special.update(self.prompt_logprobs or ())
+        special.update(self.cached or ())
         if self.logprobs is not None:
             special.update(self.logprobs.index.tolist())
         return special
@@ -111,6 +115,7 @@ class StepOutput:
             finish=np.array([CODE_OF_REASON[c.finish] for c in chunks], dtype=np.int8),
             errors={i: c.error for i, c in enumerate(chunks) if c.error is not None} or None,
             ended=ends or None,
+            cached={i: c.cached_tokens for i, c in enumerate(chunks) if c.cached_tokens} or None,
         )
 
     @classmethod
@@ -138,6 +143,7 @@ class StepOutput:
             ended=moved("ended"),
             logprobs=None if last.logprobs is None else _moved_rows(last.logprobs, first),
             prompt_logprobs=moved("prompt_logprobs"),
+            cached=moved("cached"),
         )
 
 

@@ -451,9 +451,12 @@ class Scheduler:
         return output
 
     def _finish(self, output: StepOutput, rows: Ints, position: Ints, now: float) -> None:
-        """First tokens, forks and ends of a step; sets `finish` and `errors` of its output."""
+        """First tokens, forks and ends of a step; sets what its output says of them."""
         desk = self._desk
-        desk.note_first_tokens(rows[output.index == 0], now)
+        firsts = np.flatnonzero(output.index == 0)
+        desk.note_first_tokens(rows[firsts], now)
+        hits = zip(firsts.tolist(), map(desk.table.sequence, rows[firsts].tolist()), strict=True)
+        output.cached = {i: one.resumed_at for i, one in hits if one.resumed_at > 0} or None
         codes = self._codes(output, rows, position)
         ending = np.flatnonzero(codes)
         for row in rows[(output.index == 0) & (output.tokens >= 0)].tolist():

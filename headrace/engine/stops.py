@@ -53,6 +53,7 @@ class StopStrings:
         self._newline_stops = "\n" in stops
         self._detokenizer = detokenizer
         self._border_token = scope.border_token
+        self._end_token = scope.end_token
         self._searching = not scope.after_border
         self._skip_newlines = scope.skip_newlines
         self._at_start = scope.skip_newlines
@@ -66,6 +67,11 @@ class StopStrings:
             found = self._search(self._detokenizer.flush())
             self._at_start = self._skip_newlines and not self._searching
             self._searching = True
+            self._matcher.reset()
+            return found
+        if token == self._end_token:
+            found = self._search(self._detokenizer.flush())
+            self._searching = False
             self._matcher.reset()
             return found
         return self._search(self._detokenizer.push((token,)))

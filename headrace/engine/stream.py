@@ -24,6 +24,7 @@ class _Unread:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    cached_tokens: int = 0
     last: TokenChunk | None = None  # the one with `finish`
     taken: bool = False  # its end has been taken too
 
@@ -77,6 +78,7 @@ class TokenStream:
         choice.logprobs.extend(chunk.logprobs or ())
         if chunk.prompt_logprobs is not None:
             choice.prompt_logprobs = chunk.prompt_logprobs
+        choice.cached_tokens += chunk.cached_tokens
         if chunk.finish is not None:
             choice.last = chunk
         self._unread_tokens += len(chunk.tokens)
@@ -109,6 +111,7 @@ class TokenStream:
         self._unread_tokens -= len(choice.tokens)
         choice.next_index += len(choice.tokens)
         choice.tokens, choice.logprobs, choice.prompt_logprobs = [], [], None
+        choice.cached_tokens = 0
         choice.taken = chunk.finish is not None
         self._full_since_s = None
         if not any(other.tokens or self._end_due(other) for other in self._choices):
@@ -137,6 +140,7 @@ class TokenStream:
             stop_cut=0 if last is None else last.stop_cut,
             logprobs=tuple(choice.logprobs) if choice.logprobs else None,
             prompt_logprobs=choice.prompt_logprobs,
+            cached_tokens=choice.cached_tokens,
         )
 
     def _lose(self) -> bool:

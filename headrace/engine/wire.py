@@ -131,6 +131,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     ended: dict[int, Ended] | None = None
     logprobs: WireLogprobs | None = None
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] | None = None
+    cached: dict[int, int] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -230,6 +231,7 @@ def pack_output(output: StepOutput) -> Outputs:
         ended=dict(output.ended) if output.ended else None,
         logprobs=None if rows is None else _pack_logprobs(rows),
         prompt_logprobs=dict(output.prompt_logprobs) if output.prompt_logprobs else None,
+        cached=dict(output.cached) if output.cached else None,
     )
 
 
@@ -246,6 +248,7 @@ def unpack_output(message: Outputs, names: Mapping[int, tuple[str, int]]) -> Ste
         ended=message.ended,
         logprobs=None if message.logprobs is None else _unpack_logprobs(message.logprobs),
         prompt_logprobs=message.prompt_logprobs,
+        cached=message.cached,
     )
 
 

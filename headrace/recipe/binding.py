@@ -16,20 +16,26 @@ import msgspec
 from headrace.core.files import CONFIG_FILE, MAX_CONFIG_BYTES, read_regular
 from headrace.errors import CheckpointError, ModelConfigError
 from headrace.recipe.constants import CHECKPOINT_IMAGE_SPELLING, SpecialTokens
+from headrace.recipe.options import ModelVersion
 from headrace.recipe.tokenizer import Tokenizer
+
+# `model_type` of config.json; what else it may say is refused by whoever loads the model.
+_VERSIONS = {"deepseek_v4": ModelVersion.V4, "deepseek_v41": ModelVersion.V41}
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigTokenIds:
     """The ids that config.json names; `image` and `noise` are None where the model has none.
 
-    vocab_size: ids of the model are below it; None where nobody said.
+    vocab_size: ids of the model are below it; None where nobody said. version: the prompt format of
+    the model.
     """
 
     eos: int
     image: int | None
     noise: int | None
     vocab_size: int | None = None
+    version: ModelVersion = ModelVersion.V41
 
     @classmethod
     def from_directory(cls, directory: Path) -> ConfigTokenIds:
@@ -55,6 +61,7 @@ class ConfigTokenIds:
             image=_integer(path, config, "image_token_id"),
             noise=_integer(path, text_config, "dspark_noise_token_id"),
             vocab_size=_integer(path, text_config, "vocab_size"),
+            version=_VERSIONS.get(str(config.get("model_type")), ModelVersion.V41),
         )
 
 
@@ -70,34 +77,42 @@ def _integer(path: Path, config: dict[str, Any], name: str) -> int | None:
 
 
 def bind(
-    tokenizer: Tokenizer, ids: ConfigTokenIds, special: SpecialTokens | None = None
+    tokenizer: Tokenizer,
+    ids: ConfigTokenIds,
+    special: SpecialTokens | None = None,
+    version: ModelVersion = ModelVersion.V41,
 ) -> SpecialTokens:
     """Spellings that fit this checkpoint, or CheckpointError listing all that does not fit.
 
     Without `special` the defaults are taken, with the checkpoint's image spelling where the
-    tokenizer has it. Grounding spellings that the tokenizer lacks stay plain text.
+    tokenizer has it. Grounding spellings that the tokenizer lacks stay plain text. V4 prompts need
+    no system token. A token whose spelling is empty is left out of prompts and needs no id.
     """
     if special is None:
         special = SpecialTokens()
         if CHECKPOINT_IMAGE_SPELLING in tokenizer.added:
             special = replace(special, image=CHECKPOINT_IMAGE_SPELLING)
+    needed = {
+        "bos": special.bos,
+        "eos": special.eos,
+        "thinking start": special.thinking_start,
+        "thinking end": special.thinking_end,
+        "user": special.user,
+        "assistant": special.assistant,
+        "dsml": special.dsml,
+    }
+    if version is not ModelVersion.V4:
+        needed["system"] = special.system
     problems = [
         f'the {name} token "{spelling}" is not in the added vocabulary'
-        for name, spelling in (
-            ("bos", special.bos),
-            ("eos", special.eos),
-            ("thinking start", special.thinking_start),
-            ("thinking end", special.thinking_end),
-            ("system", special.system),
-            ("user", special.user),
-            ("assistant", special.assistant),
-        )
-        if spelling not in tokenizer.added
+        for name, spelling in needed.items()
+        if spelling and spelling not in tokenizer.added
     ]
     problems += _id_problems(tokenizer, ids, special)
     if problems:
         raise CheckpointError(
-            f"{tokenizer.source} does not fit the V4.1 prompt format: {'; '.join(problems)}."
+            f"{tokenizer.source} does not fit the {version.upper()} prompt format: "
+            f"{'; '.join(problems)}."
         )
     known = tuple(spelling for spelling in special.grounding if spelling in tokenizer.added)
     return replace(special, grounding=known)

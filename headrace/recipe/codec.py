@@ -1,23 +1,35 @@
-"""A tokenizer bound to a checkpoint: conversation -> ids, and a parser for the answer.
+"""The codec of one checkpoint: its tokenizer, its control tokens, its prompt format.
 
-Contract: made once per checkpoint by `ChatCodec.from_directory` (or from parts in tests), immutable
-and thread-safe afterwards. Used by `serve`, `generate` and `LLM`.
+Contract: made once per checkpoint by `Codec.from_directory` (or from parts in tests), immutable and
+thread-safe afterwards. It joins what the modules of this package do one by one: a converted request
+becomes prompt ids and sampling parameters, and an `AnswerStream` that reads the answer. Used by
+`serve` and `generate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.core.sampling import StopScope
-from headrace.errors import ContextTooLong
+from headrace.core.sampling import SamplingParams, StopScope
+from headrace.errors import ContextTooLong, InvalidRequest
 from headrace.recipe.binding import ConfigTokenIds, bind
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.conversation import Conversation
-from headrace.recipe.parser import OutputParser
-from headrace.recipe.render.v41 import render
+from headrace.recipe.converted import ConvertedRequest, ParsingOptions, Protocol, ThinkingStage
+from headrace.recipe.options import ConvertOptions, ModelVersion
+from headrace.recipe.protocols.sampling import resolve_max_tokens
+from headrace.recipe.render import render
+from headrace.recipe.stream import AnswerStream
 from headrace.recipe.tokenizer import Tokenizer
+
+_REASONING = (ThinkingStage.REASONING_START, ThinkingStage.REASONING_CONTINUATION)
+# What a protocol calls the fields that errors of later stages name.
+_FIELDS: dict[Protocol, dict[str, str]] = {
+    Protocol.CHAT: {},
+    Protocol.RESPONSES: {"messages": "input", "max_tokens": "max_output_tokens"},
+    Protocol.MESSAGES: {"stop": "stop_sequences"},
+}
 
 
 def check_length(least_tokens: int, context_limit: int, param: str) -> None:
@@ -31,42 +43,115 @@ def check_length(least_tokens: int, context_limit: int, param: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatCodec:
-    """The V4.1 prompt format with the tokenizer of one checkpoint."""
+class Codec:
+    """Requests to ids, and ids to answers, for one checkpoint."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
+    version: ModelVersion = ModelVersion.V41
 
     @classmethod
-    def from_directory(cls, directory: Path, special: SpecialTokens | None = None) -> ChatCodec:
+    def from_directory(cls, directory: Path, special: SpecialTokens | None = None) -> Codec:
         """Load tokenizer.json and check it against config.json.
 
         Raises CheckpointError or ModelConfigError that names what is missing.
         """
         tokenizer = Tokenizer.from_directory(directory)
         ids = ConfigTokenIds.from_directory(directory)
-        return cls(tokenizer, bind(tokenizer, ids, special))
+        return cls(tokenizer, bind(tokenizer, ids, special, ids.version), ids.version)
 
-    def encode(self, conversation: Conversation, *, context_limit: int | None = None) -> list[int]:
-        """Prompt ids. Raises InvalidRequest for text or roles that this tokenizer cannot encode.
+    def options(
+        self, model: str, *, default_thinking_mode: bool = True, max_messages: int = 4096
+    ) -> ConvertOptions:
+        """Options to convert requests that name this checkpoint `model`."""
+        return ConvertOptions(
+            default_thinking_mode=default_thinking_mode,
+            max_messages=max_messages,
+            model_versions={model: self.version},
+            special=self.special,
+        )
+
+    def encode(
+        self, request: ConvertedRequest | Conversation, *, context_limit: int | None = None
+    ) -> list[int]:
+        """Prompt ids. Raises InvalidRequest for text that this tokenizer cannot encode.
 
         context_limit: tokens; a prompt that cannot be shorter is refused with ContextTooLong before
         it is tokenized, which would take long for nothing. One that is refused by its true length
-        is left to the caller.
+        is left to `sampling`.
         """
-        prompt = render(conversation, self.special)
+        field = "messages"
+        if isinstance(request, ConvertedRequest):
+            field = _FIELDS[request.protocol].get(field, field)
+            request = request.conversation
+        prompt = render(request, self.version, self.special)
         if context_limit is not None:
-            check_length(self.tokenizer.least_tokens(prompt), context_limit, "messages")
+            check_length(self.tokenizer.least_tokens(prompt), context_limit, field)
         return self.tokenizer.encode_prompt(prompt)
 
-    def parser(self, conversation: Conversation, stops: Sequence[str] = ()) -> OutputParser:
-        """A fresh parser for the answer to `conversation`, with the stop strings of the request."""
-        return OutputParser(
-            self.tokenizer, conversation.output_stage, self.special.thinking_end, stops
+    def count(self, request: ConvertedRequest) -> int:
+        """Length of `encode` in tokens."""
+        return self.tokenizer.count(render(request.conversation, self.version, self.special))
+
+    def sampling(
+        self, request: ConvertedRequest, prompt_tokens: int, context_limit: int
+    ) -> SamplingParams:
+        """What the engine is asked for. Raises InvalidRequest and ContextTooLong.
+
+        The constraint of the request is not part of it: whoever cannot enforce it must refuse it.
+        """
+        inference, parsing = request.inference, request.parsing
+        try:
+            max_tokens = resolve_max_tokens(
+                request.conversation, inference.max_tokens, prompt_tokens, context_limit
+            )
+            extra = dict(inference.extra)
+            if "min_tokens" in extra:
+                # The request may ask for more than there is room for.
+                extra["min_tokens"] = min(extra["min_tokens"], max_tokens)
+            return SamplingParams(
+                temperature=inference.temperature,
+                top_p=inference.top_p,
+                seed=inference.seed,
+                n=inference.n,
+                max_tokens=max_tokens,
+                stop=parsing.stops,
+                stop_scope=self.stop_scope(parsing),
+                logprobs=(inference.top_logprobs or 0) if inference.logprobs else None,
+                **extra,
+            )
+        except InvalidRequest as error:
+            name = error.param or ""
+            error.param = _FIELDS[request.protocol].get(name, error.param)
+            raise
+
+    def stop_scope(self, parsing: ParsingOptions) -> StopScope:
+        """The part of an answer in which stop strings count: its content, without tool calls."""
+        added, stage = self.tokenizer.added, parsing.thinking_stage
+        markup = parsing.parse_tool_calls or parsing.suppress_markup
+        return StopScope(
+            border_token=added[self.special.thinking_end],
+            after_border=stage in _REASONING,
+            skip_newlines=stage is not ThinkingStage.CONTENT_CONTINUATION,
+            end_token=added[self.special.dsml] if markup else None,
         )
 
-    def stop_scope(self, conversation: Conversation) -> StopScope:
-        """The part of the answer in which stop strings count: its content."""
-        return OutputParser.stop_scope(
-            self.tokenizer, conversation.output_stage, self.special.thinking_end
+    def answer(
+        self,
+        request: ConvertedRequest,
+        *,
+        response_id: str,
+        model: str,
+        created: int | None = None,
+    ) -> AnswerStream:
+        """Reads the answer to a request, fed with what an engine says that searches the stops."""
+        return AnswerStream(
+            request,
+            response_id=response_id,
+            model=model,
+            special=self.special,
+            tokenizer=self.tokenizer,
+            created=created,
+            parsing=replace(request.parsing, engine_stops=True),
+            silent=not request.stream,
         )

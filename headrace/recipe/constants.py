@@ -66,11 +66,24 @@ IMAGE_SPELLING = "<｜image｜>"
 CHECKPOINT_IMAGE_SPELLING = "<｜deepseek_image｜>"
 
 
+# Tasks that a prompt can end with instead of asking for an answer; `action` follows the marks that
+# ask for one. The names are those of the released reference encoder.
+TASK_SPELLINGS = {
+    "action": "<｜action｜>",
+    "query": "<｜query｜>",
+    "authority": "<｜authority｜>",
+    "domain": "<｜domain｜>",
+    "title": "<｜title｜>",
+    "read_url": "<｜read_url｜>",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
     """Spellings of the control tokens; every one can be overridden for another tokenizer.
 
-    `grounding` holds those spellings that assistant text may carry as control tokens.
+    `grounding` holds those spellings that assistant text may carry as control tokens. `dsml` stands
+    inside the tags of tool calls. A token with an empty spelling is left out of prompts.
     """
 
     bos: str = "<｜begin▁of▁sentence｜>"
@@ -81,5 +94,6 @@ class SpecialTokens:
     user: str = "<｜User｜>"
     assistant: str = "<｜Assistant｜>"
     latest_reminder: str = "<｜latest_reminder｜>"
+    dsml: str = "｜DSML｜"
     image: str = IMAGE_SPELLING
     grounding: tuple[str, ...] = GROUNDING_SPELLINGS

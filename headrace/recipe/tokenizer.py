@@ -1,14 +1,16 @@
 """Text <-> ids with the tokenizer.json of a checkpoint (byte-level BPE).
 
-Contract: control tokens are found by spelling in the ADDED vocabulary and come only from special
-segments of a rendered prompt; plain text is encoded without the added vocabulary, so no text can
-smuggle one in. Thread-safe after construction. Used by `serve`, `LLM` and the command line through
-`core.protocols.Tokenizer`.
+Contract: control tokens are found by spelling in the ADDED vocabulary and come only from the odd
+parts of a rendered prompt; plain text is encoded without the added vocabulary, so no text can
+smuggle one in. Regions are cached by their text. Thread-safe after construction. Used by `serve`,
+`LLM` and the command line through `core.protocols.Tokenizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +20,51 @@ import tokenizers
 from headrace.core.files import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, read_regular
 from headrace.errors import CheckpointError, InvalidRequest
 from headrace.recipe.detokenizer import IncrementalDetokenizer
+from headrace.recipe.encoder import bare_tokenizer, load_encoder
 from headrace.recipe.render.prompt import RenderedPrompt
+from headrace.recipe.segment_cache import Ids, SegmentCache
+
+# Above this, ids are not shared between cached regions: a hostile file may name any number.
+_MAX_SHARED_IDS = 2**20
+
+DEFAULT_CACHE_BYTES = 64 * 2**20
 
 
 class Tokenizer:
     """Byte-level BPE of one checkpoint.
 
-    added: spelling -> id of the added vocabulary. vocab_size: highest known id + 1.
+    added: spelling -> id of the added vocabulary. vocab_size: highest known id + 1. is_added(id):
+    whether an id belongs to the added vocabulary. cache: ids of the regions of earlier prompts.
     """
 
-    def __init__(self, tokenizer_json: bytes, *, source: str = TOKENIZER_FILE) -> None:
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        *,
+        source: str = TOKENIZER_FILE,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
         """Raises CheckpointError when the file is not a byte-level tokenizer.json."""
         self.source = source
+        self._json = tokenizer_json
         content = _parse(tokenizer_json, source)
         # Loading comes first: it refuses every malformed vocabulary.
-        self._plain = _plain_encoder(content, source)
+        self._encode_batch = load_encoder(content, source)
         added = _added_tokens(content, source)
         self.added: dict[str, int] = {spelling: token_id for token_id, spelling, _ in added}
-        self._added_ids = frozenset(self.added.values())
+        added_ids = frozenset(self.added.values())
+        self.is_added: Callable[[int], bool] = added_ids.__contains__
         self._hidden_ids = frozenset(token_id for token_id, _, hidden in added if hidden)
         self._bytes_by_id = _bytes_by_id(content, source)
-        plain = (len(data) for i, data in self._bytes_by_id.items() if i not in self._added_ids)
+        plain = (len(data) for i, data in self._bytes_by_id.items() if i not in added_ids)
         self._longest_bytes = max(1, *plain)
         _check_unique(content["model"]["vocab"], self.added, len(added), source)
         for token_id, spelling, _ in added:
             self._bytes_by_id[token_id] = spelling.encode()
         self.vocab_size = max(self._bytes_by_id, default=-1) + 1
+        # One int object per id: cached regions then cost 8 bytes a token instead of 40.
+        shared = range(self.vocab_size if self.vocab_size <= _MAX_SHARED_IDS else 0)
+        self.cache = SegmentCache(cache_bytes, list(shared))
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
@@ -53,47 +74,44 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens stay ordinary text."""
+        return self._encode_texts([text])[0].tolist()
+
+    def encode_full(self, text: str) -> list[int]:
+        """Ids of text in which spellings of the added vocabulary are tokens; never for prompts."""
         try:
-            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._full.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise _no_utf8() from error
         return ids
-
-    def least_tokens(self, prompt: RenderedPrompt) -> int:
-        """A number of tokens that the prompt has for certain, found without tokenizing it."""
-        return sum(
-            1 if segment.special else self.least_text_tokens(segment.text)
-            for segment in prompt.segments
-        )
-
-    def least_text_tokens(self, text: str) -> int:
-        """The same for plain text: none of its tokens is longer than the longest one."""
-        return -(-len(text.encode("utf-8", "replace")) // self._longest_bytes)
 
     def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
         """Ids of a rendered prompt. Regions between control tokens do not see each other.
 
         Raises InvalidRequest when a control token of the prompt is not in the added vocabulary.
         """
-        texts = [segment.text for segment in prompt.segments if not segment.special]
-        try:
-            encodings = self._plain.encode_batch_fast(texts, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise _no_utf8() from error
-        regions = iter(encodings)
-        ids: list[int] = []
-        for segment in prompt.segments:
-            if segment.special:
-                token_id = self.added.get(segment.text)
-                if token_id is None:
-                    raise InvalidRequest(
-                        f'The prompt needs the special token "{segment.text}", which is not in '
-                        "the added vocabulary of this model's tokenizer."
-                    )
-                ids.append(token_id)
-            else:
-                ids.extend(next(regions).ids)
+        parts = prompt.parts
+        specials = self._special_ids(parts[1::2])
+        regions = self._region_ids(parts[0::2])
+        ids = list(regions[0])
+        for special, region in zip(specials, regions[1:], strict=True):
+            ids.append(special)
+            ids += region
         return ids
+
+    def count(self, prompt: RenderedPrompt) -> int:
+        """Length of `encode_prompt`; an image counts as the one token that stands in its place."""
+        parts = prompt.parts
+        specials = self._special_ids(parts[1::2])
+        return len(specials) + sum(map(len, self._region_ids(parts[0::2])))
+
+    def least_tokens(self, prompt: RenderedPrompt) -> int:
+        """A number of tokens that the prompt has for certain, found without tokenizing it."""
+        return len(prompt.specials) + sum(map(self.least_text_tokens, prompt.regions))
+
+    def least_text_tokens(self, text: str) -> int:
+        """The same for plain text: none of its tokens is longer than the longest one."""
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        return -(-size // self._longest_bytes)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids; tokens flagged special are left out by default, unknown ids are empty."""
@@ -114,9 +132,57 @@ class Tokenizer:
         """Whether the id is a token."""
         return token_id in self._bytes_by_id
 
-    def is_added(self, token_id: int) -> bool:
-        """Whether the id belongs to the added vocabulary."""
-        return token_id in self._added_ids
+    @cached_property
+    def whole_text(self) -> Callable[[int], str | None]:
+        """whole_text(id): text of a token that is complete UTF-8 on its own, else None.
+
+        Control tokens are their spelling, unknown ids None. A plain function, for inner loops.
+        """
+        texts: dict[int, str] = {}
+        for token_id, data in self._bytes_by_id.items():
+            try:
+                texts[token_id] = data.decode()
+            except UnicodeDecodeError:
+                continue
+        return texts.get
+
+    @cached_property
+    def whole_texts(self) -> Sequence[str | None]:
+        """`whole_text` of every id, by number."""
+        return list(map(self.whole_text, range(self.vocab_size)))
+
+    @cached_property
+    def _full(self) -> tokenizers.Tokenizer:
+        """With the added vocabulary; loaded when first asked for, since prompts never need it."""
+        return bare_tokenizer(_parse(self._json, self.source), self.source)
+
+    def _special_ids(self, spellings: Sequence[str]) -> list[int]:
+        added = self.added
+        try:
+            return [added[spelling] for spelling in spellings]
+        except KeyError as error:
+            raise InvalidRequest(
+                f'failed to encode conversation: special token "{error.args[0]}" is not in the '
+                "added vocabulary"
+            ) from None
+
+    def _region_ids(self, regions: Sequence[str]) -> list[Ids]:
+        found = self.cache.find(regions)
+        if None not in found:
+            return found  # type: ignore[return-value]
+        places = [place for place, ids in enumerate(found) if ids is None]
+        texts = [regions[place] for place in places]
+        encoded = self._encode_texts(texts)
+        for place, ids in zip(places, encoded, strict=True):
+            found[place] = ids.tolist()
+        self.cache.add(list(zip(texts, encoded, strict=True)))
+        return found  # type: ignore[return-value]
+
+    def _encode_texts(self, texts: list[str]) -> list[array[int]]:
+        try:
+            return self._encode_batch(texts)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _no_utf8() from error
 
     def _visible_bytes(self, token_id: int) -> bytes | None:
         return None if token_id in self._hidden_ids else self._bytes_by_id.get(token_id)
@@ -203,14 +269,3 @@ def _check_unique(
             problem = f"added token {token_id} has another id in model.vocab"
     if problem is not None:
         raise CheckpointError(f"{source}: {problem}.")
-
-
-def _plain_encoder(content: dict[str, Any], source: str) -> tokenizers.Tokenizer:
-    """The same tokenizer without added vocabulary, truncation, padding and post-processing."""
-    bare = {**content, "added_tokens": []}
-    for key in ("truncation", "padding", "post_processor"):
-        bare[key] = None
-    try:
-        return tokenizers.Tokenizer.from_str(msgspec.json.encode(bare).decode())
-    except Exception as error:  # the library raises bare Exception for every malformed file
-        raise CheckpointError(f"{source}: cannot be loaded as a tokenizer: {error}.") from error

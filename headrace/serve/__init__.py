@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI-compatible routes in front of one engine.
+"""The HTTP server: routes of three protocols in front of one engine.
 
 `create_app` makes the ASGI application for any `EngineClient`; `run` listens on a socket and obeys
 signals. The routes do HTTP only: text and ids are the business of `recipe`.

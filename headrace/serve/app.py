@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.serve.middleware import RequestScope
-from headrace.serve.routes.chat import ChatRoute
+from headrace.serve.routes.answers import COUNT_PATH, PATHS, AnswerRoute, CountRoute
 from headrace.serve.routes.health import HealthRoutes
 from headrace.serve.routes.models import ModelRoutes
 from headrace.serve.state import ServerState
@@ -25,7 +25,11 @@ def create_app(state: ServerState) -> Starlette:
     models = ModelRoutes(state)
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", ChatRoute(state), methods=["POST"]),
+            *(
+                Route(path, AnswerRoute(state, protocol), methods=["POST"])
+                for protocol, path in PATHS.items()
+            ),
+            Route(COUNT_PATH, CountRoute(state), methods=["POST"]),
             Route("/v1/models", models.list_models),
             Route("/v1/models/{name:path}", models.get_model),
             Route("/health/live", health.live),

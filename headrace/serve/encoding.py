@@ -2,7 +2,7 @@
 
 Contract: long bodies have threads of their own, so that short ones never wait for them; a job whose
 client has gone before it began is dropped. Work per job is bounded by the codec, which refuses what
-cannot fit the context before it tokenizes. Used by `serve/routes/chat.py`.
+cannot fit the context before it tokenizes. Used by `serve/routes/answers.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""HeadraceError -> HTTP: status, headers and the OpenAI error body.
+"""HeadraceError -> HTTP: status, headers and the body in the shape of the route's protocol.
 
-Contract: the one place of the server that translates errors (docs/api.md has the table). An
-exception that is no HeadraceError is a bug: the client gets a 500 without details, the log gets the
-traceback.
+Contract: the one place of the server that translates errors (docs/api.md has the table); the shapes
+are those of `recipe/protocols/errors_wire.py`. An exception that is no HeadraceError is a bug: the
+client gets a 500 without details, the log gets the traceback.
 """
 
 from __future__ import annotations
@@ -23,35 +23,25 @@ from headrace.errors import (
     NotFound,
     Overloaded,
 )
+from headrace.recipe.converted import Protocol
+from headrace.recipe.protocols.errors_wire import error_body
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-    500: "internal_error",
-    503: "service_unavailable",
-}
 _RETRY_AFTER_S: dict[type[HeadraceError], float] = {Overloaded: 1, Draining: 10, EngineLost: 5}
-_MAX_MESSAGE_CHARACTERS = 2_000
 
 
-def error_body(error: HeadraceError) -> bytes:
-    """`{"error": {message, type, param, code}}`; long user input in a message is shortened."""
-    message = error.message
-    if len(message) > _MAX_MESSAGE_CHARACTERS:
-        message = message[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
-    body = {
-        "message": message,
-        "type": _TYPES.get(error.http_status, "invalid_request_error"),
-        "param": error.param[:200] if error.param is not None else None,
-        "code": error.code,
-    }
-    # A name taken from a body may hold characters that UTF-8 cannot carry.
-    return msgspec.json.encode({"error": {key: _clean(value) for key, value in body.items()}})
+def protocol_of(path: str) -> Protocol:
+    """Whose error bodies a path answers with: OpenAI's unless the path belongs to Messages."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return Protocol.MESSAGES
+    return Protocol.CHAT
 
 
 def error_response(
-    error: HeadraceError, *, close: bool = False, extra_headers: Mapping[str, str] | None = None
+    error: HeadraceError,
+    protocol: Protocol = Protocol.CHAT,
+    *,
+    close: bool = False,
+    extra_headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response of an error; `close` ends the connection, e.g. with a body still unread."""
     headers = dict(extra_headers or {})
@@ -64,13 +54,17 @@ def error_response(
         headers["www-authenticate"] = "Bearer"
     if close:
         headers["connection"] = "close"
-    return Response(error_body(error), error.http_status, headers, media_type="application/json")
+    status, body = error_body(error, protocol)
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 def from_http_exception(error: HTTPException, method: str, path: str) -> HeadraceError:
     """Starlette's own errors (unknown route, wrong method) in our terms."""
     if error.status_code == 404:
-        return NotFound(f"There is no {path}. See /v1/models and /v1/chat/completions.")
+        return NotFound(
+            f"There is no {path}. See /v1/models, /v1/chat/completions, /v1/responses and "
+            "/v1/messages."
+        )
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return MethodNotAllowed(f"{method} is not possible on {path}; allowed: {allowed}.")
@@ -80,7 +74,3 @@ def from_http_exception(error: HTTPException, method: str, path: str) -> Headrac
 def internal_error(request_id: str) -> HeadraceError:
     """What a client is told about a bug."""
     return HeadraceError(f"The server failed on this request (id {request_id}); its log says why.")
-
-
-def _clean(value: str | None) -> str | None:
-    return None if value is None else value.encode("utf-8", "replace").decode("utf-8")

@@ -1,7 +1,7 @@
 """How many requests may run at once: per key and in all.
 
 Contract: `hold` counts a request from before its body is read until its answer is sent, so memory
-is bounded by limit x body size. Used by the chat route; asyncio only, no locks.
+is bounded by limit x body size. Used by the routes; asyncio only, no locks.
 """
 
 from __future__ import annotations

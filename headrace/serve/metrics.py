@@ -62,7 +62,7 @@ class Metrics:
         )
         self._duration = Histogram(
             "headrace_request_seconds",
-            "From the arrival of a chat request to its end.",
+            "From the arrival of a request for an answer to its end.",
             buckets=_SECONDS,
             registry=self._registry,
         )

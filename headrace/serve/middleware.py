@@ -15,7 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.serve.errors import error_response, from_http_exception, internal_error
+from headrace.serve.errors import (
+    error_response,
+    from_http_exception,
+    internal_error,
+    protocol_of,
+)
 from headrace.serve.log import RequestRecord
 from headrace.serve.state import ServerState
 
@@ -79,7 +84,10 @@ class RequestScope:
                     min(config.body_timeout_s, _DISCARD_TIMEOUT_S),
                 )
             response = error_response(
-                error, close=not outgoing.body_read, extra_headers=extra_headers
+                error,
+                protocol_of(record.path),
+                close=not outgoing.body_read,
+                extra_headers=extra_headers,
             )
             await response(scope, outgoing.receive, outgoing.send)
         else:
@@ -108,7 +116,13 @@ class _Outgoing:
         if message["type"] == "http.response.start":
             self.started = True
             self._record.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._record.id.encode())]
+            request_id = self._record.id.encode()
+            # The second name is the one that Anthropic's SDK reads.
+            headers = [
+                *message.get("headers", ()),
+                (b"x-request-id", request_id),
+                (b"request-id", request_id),
+            ]
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             self.ended = True

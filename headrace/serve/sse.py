@@ -2,18 +2,18 @@
 
 Contract: nothing is buffered here: every write waits until the transport took it, so a slow client
 slows its own request and no memory grows. A client that takes nothing for `send_timeout_s` counts
-as gone (Cancelled). Used by the chat route.
+as gone (Cancelled). Used by `serve/answer.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 from starlette.types import Message, Send
 
 from headrace.errors import Cancelled
 
+# A comment: clients skip it, proxies see life.
 KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -36,15 +36,10 @@ class EventStream:
         self.started = True
         await self._write({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
-    async def events(self, data: Iterable[bytes]) -> None:
-        """Send JSON documents as events, all in one write."""
-        body = b"".join(b"data: " + item + b"\n\n" for item in data)
-        if body:
-            await self._write({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def keep_alive(self) -> None:
-        """Send a comment: clients skip it, proxies see life."""
-        await self._write({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+    async def write(self, frames: bytes) -> None:
+        """Send events as they go over the wire, all in one write."""
+        if frames:
+            await self._write({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def end(self) -> None:
         """End the response."""

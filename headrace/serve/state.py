@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from headrace.config.server import ServerConfig
 from headrace.errors import Draining, EngineLost, ModelNotFound, Overloaded
-from headrace.recipe.codec import ChatCodec
+from headrace.recipe.codec import Codec
+from headrace.recipe.protocols.responses_store import MemoryResponseStore, ResponseStore
 from headrace.serve.auth import KeyRing
 from headrace.serve.encoding import Encoders
 from headrace.serve.engine_client import EngineClient
@@ -43,7 +44,7 @@ class ServerState:
         self,
         config: ServerConfig,
         engine: EngineClient,
-        codec: ChatCodec,
+        codec: Codec,
         logger: RequestLogger,
         model: ModelCard | None = None,
     ) -> None:
@@ -57,6 +58,11 @@ class ServerState:
         self.limits = RequestLimits(config.max_requests, config.max_requests_per_key)
         self.metrics = Metrics(engine)
         self.encoders = Encoders(config.encode_threads)
+        self.responses: ResponseStore | None = None
+        if config.max_stored_responses:
+            self.responses = MemoryResponseStore(
+                max_responses=config.max_stored_responses, max_bytes=config.max_stored_bytes
+            )
         self.draining = False
         self._was_ready = False
 

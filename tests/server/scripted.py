@@ -27,7 +27,7 @@ from headrace.core.request import Request
 from headrace.engine.stats import EngineStats
 from headrace.engine.stops import StopStrings
 from headrace.model.tiny_tokenizer import IMAGE, NOISE, control_ids, tiny_tokenizer
-from headrace.recipe import ChatCodec, ConfigTokenIds, Tokenizer, bind
+from headrace.recipe import Codec, ConfigTokenIds, Tokenizer, bind
 from headrace.serve.app import create_app
 from headrace.serve.connection import connection_class
 from headrace.serve.log import RequestLogger
@@ -36,7 +36,7 @@ from headrace.serve.state import ModelCard, ServerState
 IDS = control_ids()
 EOS, THINK_END = IDS["<｜end▁of▁sentence｜>"], IDS["</think>"]
 TOKENIZER = Tokenizer(json.dumps(tiny_tokenizer()).encode())
-CODEC = ChatCodec(TOKENIZER, bind(TOKENIZER, ConfigTokenIds(EOS, IDS[IMAGE], IDS[NOISE])))
+CODEC = Codec(TOKENIZER, bind(TOKENIZER, ConfigTokenIds(EOS, IDS[IMAGE], IDS[NOISE])))
 MODEL = "scripted"
 CONTEXT = 4096
 USER = [{"role": "user", "content": "hi"}]
@@ -82,17 +82,53 @@ def answer(text: str = "Hello there", *, reasoning: str | None = None) -> Script
     return script
 
 
+def call_ids(name: str, city: str) -> list[int]:
+    """Ids of the markup of one tool call with one parameter."""
+    dsml = TOKENIZER.added[CODEC.special.dsml]
+    parts = (
+        "<",
+        "tool_calls>\n<",
+        f'invoke name="{name}">\n<',
+        f'parameter name="city" string="true">{city}</',
+        "parameter>\n</",
+        "invoke>\n</",
+        "tool_calls>",
+    )
+    ids = TOKENIZER.encode(parts[0])
+    for part in parts[1:]:
+        ids += [dsml, *TOKENIZER.encode(part)]
+    return ids
+
+
+def calling(
+    city: str = "Paris", *, text: str = "Let me see.", reasoning: str | None = None
+) -> Script:
+    """A script that says something and then calls the tool `weather`."""
+
+    def script(request: Request) -> Sequence[Step]:
+        ids = TOKENIZER.encode(text) + call_ids("weather", city)
+        if reasoning is not None:
+            ids = [*TOKENIZER.encode(reasoning), THINK_END, *ids]
+        return [*([token] for token in ids), Last(FinishReason.STOP, [EOS])]
+
+    return script
+
+
 class ScriptedChoice:
     """Turns the steps of one choice into chunks; ends it at a stop string like the engine."""
 
-    def __init__(self, request: Request, choice: int) -> None:
+    def __init__(self, request: Request, choice: int, cached_tokens: int = 0) -> None:
         self._request = request
+        self._cached_tokens = cached_tokens
         self._choice = choice
         self._index = 0
         self.ended = False
         sampling = request.sampling
         self._stops = StopStrings(
-            sampling.stop, TOKENIZER.detokenizer(), sampling.stop_scope, sampling.min_tokens
+            sampling.stop,
+            TOKENIZER.detokenizer(skip_special=False),
+            sampling.stop_scope,
+            sampling.min_tokens,
         )
 
     def chunk(self, step: Sequence[int] | str | Last | FinishReason) -> TokenChunk:
@@ -119,7 +155,9 @@ class ScriptedChoice:
             stop=None if found is None else found.stop,
             stop_cut=0 if found is None else found.cut,
             logprobs=self._logprobs(tokens),
+            cached_tokens=self._cached_tokens,
         )
+        self._cached_tokens = 0
         self._index += len(tokens)
         self.ended = finish is not None
         return chunk
@@ -144,6 +182,7 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.produced = 0
+        self.cached_tokens = 0  # what the first chunk of a choice says
         self.drained_s: float | None = None
         self.closed = False
 
@@ -151,7 +190,10 @@ class ScriptedEngine:
         """Chunks of the script, with gapless indices."""
         self.requests.append(request)
         self.running.add(request.request_id)
-        choices = [ScriptedChoice(request, number) for number in range(request.sampling.n)]
+        choices = [
+            ScriptedChoice(request, number, self.cached_tokens)
+            for number in range(request.sampling.n)
+        ]
         try:
             for step in self.script(request):
                 if request.request_id in self.aborted:

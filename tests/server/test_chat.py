@@ -44,6 +44,8 @@ def test_complete_answer(server: LiveServer) -> None:
                 "role": "assistant",
                 "content": "Hello there",
                 "reasoning_content": "I\nthink.",
+                "refusal": None,
+                "annotations": [],
             },
             "logprobs": None,
             "finish_reason": "stop",
@@ -54,7 +56,10 @@ def test_complete_answer(server: LiveServer) -> None:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": len(TOKENIZER.encode("I\nthink.\n"))},
+        "prompt_cache_hit_tokens": 0,
+        "prompt_cache_miss_tokens": prompt,
     }
 
 
@@ -68,7 +73,7 @@ def test_streamed_answer(server: LiveServer) -> None:
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in [*events, last]}) == 1
     first = events[0]["choices"][0]
-    assert first["delta"] == {"role": "assistant", "content": "", "reasoning_content": ""}
+    assert first["delta"] == {"role": "assistant", "reasoning_content": ""}
     assert (joined(events, "reasoning_content"), joined(events, "content")) == (
         "I think.",
         "Hello there",
@@ -82,16 +87,19 @@ def test_streamed_answer(server: LiveServer) -> None:
     assert last["usage"]["total_tokens"] > last["usage"]["completion_tokens"] > 0
 
 
-def test_without_include_usage_there_is_no_usage(server: LiveServer) -> None:
-    events = events_of(server.chat(stream=True).text)
-    assert all("usage" not in event for event in events[:-1])
-    assert all(event["choices"] for event in events[:-1])
+def test_without_include_usage_only_the_finish_has_it(server: LiveServer) -> None:
+    *events, finish, _ = events_of(server.chat(stream=True).text)
+    assert all("usage" not in event for event in events)
+    assert all(event["choices"] for event in [*events, finish])
+    assert finish["usage"]["completion_tokens"] > 0
 
 
 def test_thinking_off_has_no_reasoning(server: LiveServer) -> None:
     server.engine.script = answer("plain")
     body = server.chat(thinking={"type": "disabled"}).json()
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": "plain"}
+    message = body["choices"][0]["message"]
+    assert message["content"] == "plain"
+    assert "reasoning_content" not in message
     assert "completion_tokens_details" not in body["usage"]
     last = server.engine.requests[-1].prompt_token_ids[-1]
     assert last == TOKENIZER.added[CODEC.special.thinking_end]
@@ -109,11 +117,9 @@ def test_length_is_a_finish_reason(server: LiveServer) -> None:
     server.engine.script = lambda request: ["never ends", FinishReason.LENGTH]
     choice = server.chat().json()["choices"][0]
     assert choice["finish_reason"] == "length"
-    assert choice["message"] == {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "never ends",
-    }
+    assert choice["message"]["content"] == ""
+    assert choice["message"]["reasoning_content"] == "never ends"
+    assert choice["finish_detail"] == "empty_after_reasoning"
 
 
 def test_the_token_that_stopped_the_answer_is_no_text(server: LiveServer) -> None:
@@ -144,7 +150,8 @@ def test_a_waiting_stream_gets_comments() -> None:
     engine = ScriptedEngine(lambda request: [Pause(0.5), "late", FinishReason.STOP])
     with LiveServer(engine, keep_alive_s=0.1) as live:
         text = live.chat(stream=True, thinking={"type": "disabled"}).text
-    assert text.index('"role":"assistant"') < text.index(": keep-alive\n\n") < text.index("late")
+    # The first event says how much of the prompt was cached, which the first token tells.
+    assert text.index(": keep-alive\n\n") < text.index('"role":"assistant"') < text.index("late")
     assert joined(events_of(text)[:-1], "content") == "late"
 
 

@@ -21,7 +21,7 @@ from headrace.config import EngineConfig
 from headrace.core.sampling import SamplingParams
 from headrace.engine.llm import LLM
 from headrace.model.tiny import write_tiny
-from headrace.recipe import ChatCodec, Conversation, UserMessage
+from headrace.recipe import Codec, Conversation, PromptText, UserMessage
 from tests.server.scripted import events_of, running_at, wait_for
 
 PROMPT = "Hello, what is the answer?"
@@ -87,8 +87,8 @@ def test_start_up_text_says_url_example_and_random_weights(served: Served) -> No
 
 
 def test_the_right_tokens_come_back(served: Served, checkpoint: Path) -> None:
-    codec = ChatCodec.from_directory(checkpoint)
-    ids = codec.encode(Conversation((UserMessage(PROMPT),), thinking=False))
+    codec = Codec.from_directory(checkpoint)
+    ids = codec.encode(Conversation((UserMessage(PromptText.of(PROMPT)),), thinking=False))
     with LLM(checkpoint, EngineConfig(threads=1), tokenizer=codec.tokenizer) as llm:
         (expected,) = llm.generate([ids], SamplingParams(temperature=0, max_tokens=24))
     complete = served.chat(max_tokens=24).json()

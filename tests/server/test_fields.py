@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.recipe.protocols.chat import WireChatRequest, WireMessage
 from headrace.recipe.protocols.chat_refused import REFUSED
+from headrace.recipe.protocols.chat_wire import ClientAssistantEntry, ClientRequest
+from headrace.recipe.protocols.messages_wire import ClientRequest as MessagesRequest
+from headrace.recipe.protocols.responses_wire import WireResponses
 from headrace.serve.app import create_app
 from tests.server.scripted import MODEL, USER, ScriptedEngine, answer, make_state
 
-FIELDS = [field.name for field in msgspec.structs.fields(WireChatRequest)]
-MESSAGE_FIELDS = [field.name for field in msgspec.structs.fields(WireMessage)]
+
+def fields_of(wire: type[msgspec.Struct]) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(wire)]
+
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+FIELDS = fields_of(ClientRequest)
+MESSAGE_FIELDS = ["role", *fields_of(ClientAssistantEntry)]
 WRONG: dict[str, Any] = {
     "string": "x",
     "number": 1.5,
@@ -43,15 +51,27 @@ RIGHT = {
     "presence_penalty": {"number"},
     "frequency_penalty": {"number"},
     "repetition_penalty": {"number"},
-    "chat_template_kwargs": {"empty-object"},
+    "chat_template_kwargs": {"object", "empty-object"},
+    "tools": {"list", "empty-list"},  # tools of unknown types are dropped
+    "functions": {"empty-list"},
+    "parallel_tool_calls": {"bool"},
+    "bad_words": {"empty-list"},
+    "skip_special_tokens": {"bool"},
+    "logits_processors": {"empty-list"},
+    "add_generation_prompt": {"bool"},
+    "documents": {"empty-list"},
+    "tool_calls": {"empty-list"},
+    # Of free type: what is none of what they may be is ignored, as the official codec does.
+    "function_call in a message": set(WRONG),
+    "refusal": set(WRONG),
     "content": {"string", "empty-string", "empty-list"},
     "reasoning_content": {"string", "empty-string"},
-    "reasoning": {"string", "empty-string"},
+    "reasoning": set(WRONG),
 }
 KNOWN = [*FIELDS, *MESSAGE_FIELDS, *REFUSED, "type", "text", "enabled", "include_usage", "thinking"]
 
 
-def post(bodies: list[bytes]) -> list[httpx.Response]:
+def post(bodies: list[bytes], path: str = CHAT) -> list[httpx.Response]:
     """Responses of a fresh application, without a socket."""
 
     async def run() -> list[httpx.Response]:
@@ -60,7 +80,7 @@ def post(bodies: list[bytes]) -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             responses = [
                 await client.post(
-                    "/v1/chat/completions",
+                    path,
                     content=body,
                     headers={"content-type": "application/json"},
                 )
@@ -100,7 +120,8 @@ def test_a_wrong_type_in_a_message_is_a_400_that_names_it(name: str) -> None:
     message = {"role": "assistant", "content": "x"}
     bodies = [body(messages=[*USER, {**message, name: value}]) for value in WRONG.values()]
     for kind, response in zip(WRONG, post(bodies), strict=True):
-        if kind in RIGHT.get(name, set()) or (name == "prefix" and kind == "bool"):
+        right = RIGHT.get(f"{name} in a message", RIGHT.get(name, set()))
+        if kind in right or (name == "prefix" and kind == "bool"):
             assert response.status_code == 200, (kind, response.text)
         else:
             assert refused_in(response, f"messages[1].{name}"), (kind, response.text)
@@ -145,10 +166,31 @@ def test_arbitrary_json_never_fails(values: list[object]) -> None:
         assert response.status_code in (200, 400, 404), response.text
 
 
+other_requests = {
+    RESPONSES: st.fixed_dictionaries(
+        {"model": st.just(MODEL), "input": st.lists(messages, max_size=3) | json_values},
+        optional=dict.fromkeys({*fields_of(WireResponses)} - {"model", "input"}, json_values),
+    ),
+    MESSAGES: st.fixed_dictionaries(
+        {"model": st.just(MODEL), "messages": st.lists(messages, max_size=3) | json_values},
+        optional=dict.fromkeys({*fields_of(MessagesRequest)} - {"model", "messages"}, json_values),
+    ),
+}
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"])
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.binary(max_size=200), max_size=10))
-def test_arbitrary_bytes_never_fail(bodies: list[bytes]) -> None:
-    for response in post(bodies):
+@given(st.data())
+def test_arbitrary_json_never_fails_in_any_protocol(path: str, data: st.DataObject) -> None:
+    values = st.lists(other_requests[path.removesuffix("/count_tokens")], max_size=8)
+    for response in post([json.dumps(value).encode() for value in data.draw(values)], path):
+        assert response.status_code in (200, 400), response.text
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.binary(max_size=200), max_size=10), st.sampled_from([CHAT, RESPONSES, MESSAGES]))
+def test_arbitrary_bytes_never_fail(bodies: list[bytes], path: str) -> None:
+    for response in post(bodies, path):
         assert response.status_code in (400, 404), response.text
 
 

@@ -13,9 +13,9 @@ import pytest
 from headrace.config import build_section
 from headrace.config.server import ServerConfig
 from headrace.errors import CheckpointError, ConfigError
-from headrace.recipe.protocols.chat import ChatOptions, parse_chat
+from headrace.recipe import convert_chat
 from headrace.serve.model_card import make_card, read_note
-from tests.server.scripted import CONTEXT, MODEL, LiveServer
+from tests.server.scripted import CODEC, CONTEXT, MODEL, LiveServer
 
 
 def get(live: LiveServer, path: str) -> httpx.Response:
@@ -138,7 +138,7 @@ def test_key_file(tmp_path: Path) -> None:
 def test_the_example_of_the_documentation_is_a_request() -> None:
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
     body = text.split("-d '")[1].split("'\n")[0]
-    chat = parse_chat(body.encode(), ChatOptions())
-    assert (chat.model, chat.sampling.max_tokens, chat.stream) == ("tiny-8", 64, True)
+    chat = convert_chat(body, CODEC.options("tiny-8"))
+    assert (chat.model, chat.inference.max_tokens, chat.stream) == ("tiny-8", 64, True)
     assert text.count("tiny-8") == 3  # the sentence that explains it and both examples
     assert "my-model" not in text

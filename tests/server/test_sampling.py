@@ -13,8 +13,12 @@ from headrace.core.output import FinishReason
 from headrace.core.request import Request
 from headrace.core.sampling import LogprobsMode, SamplingParams, StopScope
 from headrace.engine.stops import StopStrings
-from headrace.recipe import Conversation, OutputStage, UserMessage
-from headrace.recipe.parser import OutputParser
+from headrace.recipe import convert_chat
+from headrace.recipe.chunks import Finish, Stopped, Tokens
+from headrace.recipe.converted import ParsingOptions, ThinkingStage
+from headrace.recipe.options import Level
+from headrace.recipe.parser.items import AnswerEnd, AnswerFinish, CallArguments, Content
+from headrace.recipe.parser.parser import OutputParser
 from tests.server.scripted import (
     CODEC,
     EOS,
@@ -107,43 +111,79 @@ def test_a_stop_string_in_the_reasoning_is_ignored(server: LiveServer) -> None:
     assert result.choices[0].message.content == "yes STOP no"
 
 
-@pytest.mark.parametrize("stage", OutputStage)
-def test_parser_and_engine_see_the_same_content(stage: OutputStage) -> None:
+DSML = CODEC.special.dsml
+PIECES = [
+    *(TOKENIZER.encode(text) for text in ("a", "b", "\n", "é", "ab", " b", "<", "a<b")),
+    TOKENIZER.encode("é")[:1],  # an incomplete character
+    [THINK_END],
+    [TOKENIZER.added[CODEC.special.user]],
+]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("stage", [None, *ThinkingStage])
+def test_parser_and_engine_see_the_same_content(stage: ThinkingStage | None, tools: bool) -> None:
     """Random answers: where the engine ends, the parser's content is cut exactly there."""
-    spelling = CODEC.special.thinking_end
-    scope = OutputParser.stop_scope(TOKENIZER, stage, spelling)
-    rng = random.Random(str(stage))
-    pieces = [*(TOKENIZER.encode(text) for text in ("a", "b", "\n", "é", "ab", " b")), [THINK_END]]
+    rng = random.Random(f"{stage}{tools}")
+    pieces = [*PIECES, [TOKENIZER.added[DSML]]] if tools else PIECES
     ends = 0
     for _ in range(1500):
         ids = [token for _ in range(12) for token in rng.choice(pieces)]
-        stops = [
-            "".join(rng.choices("abé\n", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))
-        ]
-        search = StopStrings(stops, TOKENIZER.detokenizer(), scope)
+        stops = tuple(
+            "".join(rng.choices("abé\n<", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))
+        )
+        parsing = ParsingOptions(tools, thinking_stage=stage, stops=stops, engine_stops=True)
+        minimum = rng.choice([0, 0, 5])
+        search = StopStrings(
+            stops, TOKENIZER.detokenizer(skip_special=False), CODEC.stop_scope(parsing), minimum
+        )
         count, found = len(ids), None
         for number, token in enumerate(ids, 1):
             found = search.push(token)
             if found is not None:
                 count = number
                 break
-        parser = OutputParser(TOKENIZER, stage, spelling, stops)
-        free = OutputParser(TOKENIZER, stage, spelling)
+        parser = OutputParser(parsing, CODEC.special, Level.CLIENTS, TOKENIZER)
         cut = rng.randint(0, count - 1)  # the chunk that ends it has the token that ended it
-        first = parser.push(ids[:cut])
-        last = parser.finish(ids[cut:count], None if found is None else found.cut)
-        whole = free.push(ids[:count])
-        content = first.content + last.content
-        assert len(first.content) <= len(content)
+        items = parser.push(Tokens(ids[:cut]))
+        early = text_of_items(items)
+        last = Finish() if found is None else Stopped(ids[cut:count], found.stop, found.cut)
         if found is None:
-            assert content == whole.content + free.flush().content
+            items += parser.push(Tokens(ids[cut:]))
+        items += parser.push(last)
+        # The same answer without stop strings, up to the same token.
+        free = OutputParser(
+            ParsingOptions(tools, thinking_stage=stage), CODEC.special, Level.CLIENTS, TOKENIZER
+        )
+        whole = free.push(Tokens(ids[:count]))
+        finish = items[-1]
+        assert isinstance(finish, AnswerFinish)
+        assert text_of_items(items).startswith(early)
+        assert finish.completion_tokens == count
+        if found is None:
+            whole += free.push(Finish())
+            assert text_of_items(items) == text_of_items(whole)
             continue
         ends += 1
-        if found.stop == "\n" and not whole.content.endswith("\n"):
-            assert content == whole.content == ""  # met before it could be skipped
-            continue
-        assert content + found.stop == whole.content[: len(content) + len(found.stop)]
+        assert (finish.end, finish.stop) == (AnswerEnd.STOP_SEQUENCE, found.stop)
+        content = text_of_items(items)
+        if found.stop == "\n" and not content:
+            continue  # met before it could be skipped
+        seen = text_of_items(whole) + held_text(free)
+        assert content + found.stop == seen[: len(content) + len(found.stop)]
+        assert len(content) + found.cut == len(seen)
     assert ends > 300
+
+
+def text_of_items(items: Sequence[Any]) -> str:
+    assert not any(isinstance(item, CallArguments) for item in items)
+    return "".join(item.text for item in items if isinstance(item, Content))
+
+
+def held_text(parser: OutputParser) -> str:
+    """What the parser holds back of the content, an incomplete character left out."""
+    rest = "".join(piece.text for piece in parser._maker.rest())  # type: ignore[union-attr]
+    return parser._machine.scanner.held_text + rest
 
 
 def choices_script(request: Request) -> list[Step]:
@@ -280,7 +320,8 @@ def test_all_of_it_reaches_the_engine(server: LiveServer) -> None:
         stop=["x"],
     )
     request = server.engine.requests[-1]
-    conversation = Conversation((UserMessage("hi"),), thinking=False)
+    body = {"model": MODEL, "messages": USER, **PLAIN}
+    parsing = convert_chat(body, CODEC.options(MODEL)).parsing
     assert request.sampling == SamplingParams(
         min_p=0.1,
         repetition_penalty=1.2,
@@ -297,7 +338,7 @@ def test_all_of_it_reaches_the_engine(server: LiveServer) -> None:
         seed=4,
         max_tokens=20,
         stop=("x",),
-        stop_scope=CODEC.stop_scope(conversation),
+        stop_scope=CODEC.stop_scope(parsing),
     )
 
 

@@ -23,7 +23,18 @@ from headrace.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(headrace.__file__).resolve().parent
-COMMANDS = [["serve"], ["generate"], ["tiny"], ["check", "model"], ["ops"]]
+COMMANDS = [
+    ["serve"],
+    ["generate"],
+    ["tiny"],
+    ["check", "model"],
+    ["check", "recipe"],
+    ["recipe", "render"],
+    ["recipe", "encode"],
+    ["recipe", "count"],
+    ["recipe", "decode"],
+    ["ops"],
+]
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -195,9 +206,17 @@ def test_dependencies_are_declared_and_used():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 imported.add(node.module.split(".")[0])
+            elif (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "attr", "") == "import_module"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                imported.add(node.args[0].value.split(".")[0])
+    imported = {{"PIL": "pillow"}.get(name, name) for name in imported}
     imported -= sys.stdlib_module_names | {"headrace"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {re.split("[<>=]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["compiled"]
+    declared = {re.split("[<>=;]", line)[0].replace("-", "_") for line in lines}
     assert imported == declared
 
 

@@ -1,1 +1,1 @@
-"""Engine output -> events and responses of the public protocols, one module per protocol."""
+"""Items of an answer -> events and complete responses, one module per protocol."""

@@ -1,198 +1,321 @@
-"""Chat Completions responses: streamed chunks and the complete object, as JSON bytes.
+"""Chat Completions: chunks and the complete response.
 
-Contract: one `ChatEvents` per answer; the fields that are the same in every chunk are fixed when it
-is made. The shapes are those the official SDKs parse: per choice the first delta has the role and
-`finish_reason` comes once; usage rides on a last chunk with empty `choices` when it was asked for.
-Called by `serve/chat_answer.py`.
+Contract: one `ChatAnswer` per request, one writer per choice. The shapes are those that the SDKs
+parse: per choice the first delta has the role and `finish_reason` comes once. Level `clients`
+leaves keys without a value out of deltas and, when usage was asked for, sends it in a last chunk
+with empty `choices`. Made by `stream.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from headrace.core.output import FinishReason, TokenLogprobs
-from headrace.recipe.events.logprobs import TokenBytes, logprob_entries
-from headrace.recipe.parser import OutputDelta
+from headrace.errors import HeadraceError
+from headrace.recipe.converted import ThinkingStage
+from headrace.recipe.events.call_ids import new_call_id
+from headrace.recipe.events.chat_calls import CallForm, ChatCall
+from headrace.recipe.events.event import AnswerContext, Delta, Event, json_text, to_json
+from headrace.recipe.events.logprobs import logprob_entries
+from headrace.recipe.events.usage import Counts, chat_usage
+from headrace.recipe.parser.items import (
+    AnswerEnd,
+    AnswerFinish,
+    CallArguments,
+    CallBegin,
+    CallNamed,
+    Content,
+    Item,
+    Reasoning,
+    Start,
+    TextKind,
+)
+from headrace.recipe.parts import Part, joined
+from headrace.recipe.protocols.errors_wire import error_event
 
 DONE = b"[DONE]"
 
-# An answer that ends otherwise ends with an error, not with a finish reason.
-_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_FINISH = {
+    AnswerEnd.STOP: "stop",
+    AnswerEnd.STOP_SEQUENCE: "stop",
+    AnswerEnd.END_OF_STREAM: "stop",
+    AnswerEnd.LENGTH: "length",
+    AnswerEnd.TOOL_CALLS: "tool_calls",
+    AnswerEnd.CONTENT_FILTER: "content_filter",
+}
+_IN_REASONING = (ThinkingStage.REASONING_START, ThinkingStage.REASONING_CONTINUATION)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts. completion_tokens holds everything the model generated, EOS included.
+class ChatAnswer:
+    """The writers of all choices, and the response they make together."""
 
-    reasoning_tokens is None outside thinking mode.
-    """
+    done = DONE
 
-    prompt_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int | None = None
+    def __init__(self, context: AnswerContext, choice_count: int) -> None:
+        self._context = context
+        self.counts = Counts()
+        self.fingerprint: str | None = None
+        self.unfinished = choice_count
+        self.writers = [ChatWriter(context, self, choice) for choice in range(choice_count)]
 
-    def to_wire(self) -> dict[str, Any]:
-        """The `usage` object."""
-        usage: dict[str, Any] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
-        if self.reasoning_tokens is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return usage
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What one engine chunk adds to a choice.
-
-    delta: its text. token_ids: the pushed ids, which `delta` counts. logprobs: one per id, or None
-    when the request did not ask for them.
-    """
-
-    delta: OutputDelta
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """A choice of a complete answer, put together from its `NewTokens`."""
-
-    parts: list[NewTokens] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-
-class ChatEvents:
-    """Builds the JSON of one answer.
-
-    thinking: whether the answer has reasoning. include_usage: add the usage chunk at the end.
-    token_bytes: of an id, for log probabilities.
-    """
-
-    def __init__(
-        self,
-        response_id: str,
-        model: str,
-        created: int,
-        *,
-        thinking: bool,
-        token_bytes: TokenBytes,
-        include_usage: bool = False,
-    ) -> None:
-        self._id = response_id
-        self._model = model
-        self._created = created
-        self._thinking = thinking
-        self._token_bytes = token_bytes
-        self._include_usage = include_usage
-
-    def start(self, choice: int = 0) -> bytes:
-        """The first chunk of a choice: only the role."""
-        delta: dict[str, Any] = {"role": "assistant", "content": ""}
-        if self._thinking:
-            delta["reasoning_content"] = ""
-        return self._chunk(choice, delta)
-
-    def delta(self, new: NewTokens, choice: int = 0) -> list[bytes]:
-        """Chunks of new text and log probabilities; none when there is neither.
-
-        Text may come later than the log probabilities of its tokens (it is held back while it may
-        become a stop string); both end at the same token.
-        """
-        chunks: list[bytes] = []
-        for name, text, places in (
-            ("reasoning_content", new.delta.reasoning, new.delta.reasoning_ids),
-            ("content", new.delta.content, new.delta.content_ids),
-        ):
-            entries = self._entries(new, places)
-            if text or entries:
-                logprobs = {name: entries} if entries else None
-                chunks.append(self._chunk(choice, {name: text}, logprobs=logprobs))
-        return chunks
-
-    def finish(self, reason: FinishReason, choice: int = 0) -> bytes:
-        """The last chunk of a choice: why it ended."""
-        return self._chunk(choice, {"content": ""}, _FINISH[reason])
-
-    def usage(self, usage: Usage) -> list[bytes]:
-        """The usage, if it was asked for, in a chunk without choices."""
-        if not self._include_usage:
-            return []
-        return [msgspec.json.encode(self._envelope([], usage.to_wire()))]
-
-    def complete(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """The whole answer as one object; every choice has its `finish`."""
-        return msgspec.json.encode(
+    def response(self) -> bytes:
+        """The complete response of everything so far."""
+        context = self._context
+        return to_json(
             {
-                "id": self._id,
+                "id": context.response_id,
                 "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [self._whole(index, choice) for index, choice in enumerate(choices)],
-                "usage": usage.to_wire(),
+                "created": context.created,
+                "model": context.model,
+                "choices": [writer.complete() for writer in self.writers],
+                "usage": chat_usage(self.counts),
+                "system_fingerprint": self.fingerprint,
             }
         )
 
-    def _whole(self, index: int, choice: WholeChoice) -> dict[str, Any]:
-        content = "".join(part.delta.content for part in choice.parts)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._thinking:
-            message["reasoning_content"] = "".join(part.delta.reasoning for part in choice.parts)
-        logprobs: dict[str, Any] | None = None
-        if any(part.logprobs is not None for part in choice.parts):
-            logprobs = {"content": [], **({"reasoning_content": []} if self._thinking else {})}
-            for part in choice.parts:
-                logprobs["content"] += self._entries(part, part.delta.content_ids)
-                if self._thinking:
-                    logprobs["reasoning_content"] += self._entries(part, part.delta.reasoning_ids)
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": None if choice.finish is None else _FINISH[choice.finish],
-        }
 
-    def _entries(self, new: NewTokens, places: Sequence[int]) -> list[dict[str, Any]]:
-        """Log probabilities of the pushed ids at `places`; none when they were not asked for."""
-        if new.logprobs is None:
-            return []
-        return logprob_entries(
-            [new.token_ids[place] for place in places],
-            [new.logprobs[place] for place in places],
-            self._token_bytes,
-        )
+class ChatWriter:
+    """Writes the chunks of one choice."""
+
+    def __init__(self, context: AnswerContext, answer: ChatAnswer, choice: int) -> None:
+        request = context.converted
+        self.number = 0
+        self._context = context
+        self._answer = answer
+        self._choice = choice
+        self._official = context.official
+        self._thinking = request.conversation.thinking
+        self._include_usage = bool(request.settings.include_usage)
+        self._null_usage = self._include_usage or not request.stream
+        self._content: list[Part] = []
+        self._reasoning: list[Part] | None = None
+        self._calls: list[ChatCall] = []
+        self._call: ChatCall | None = None
+        self._call_begun = False  # a call whose name is not complete yet
+        self._cut = False
+        settings = request.settings
+        self._custom_tools = settings.custom_tools
+        self._legacy = settings.legacy_functions
+        # clients: one-call. A further one is dropped; the model can ask again.
+        one_call = settings.legacy_functions or not settings.parallel_tool_calls
+        self._one_call = one_call and not context.official
+        self._logprobs: dict[str, list[dict[str, Any]]] = {}
+        self._finish: AnswerFinish | None = None
+        self._head = b""
+        self._tail = b""
+        self._deltas: dict[type[Any], Delta] = {}
+
+    def write(self, items: Sequence[Item]) -> list[Event]:
+        """Chunks of the items, one each."""
+        events: list[Event] = []
+        for item in items:
+            kind = type(item)
+            if kind is CallArguments:
+                self._arguments(item.text, events)  # type: ignore[union-attr]
+            elif kind is Content or kind is Reasoning:
+                self._text(item, events)  # type: ignore[arg-type]
+            elif kind is CallBegin:
+                self._call_begun = True
+            elif kind is CallNamed:
+                self._named(item.name, events)  # type: ignore[union-attr]
+            elif kind is Start:
+                self._start(item, events)  # type: ignore[arg-type]
+            else:
+                self._end(item, events)  # type: ignore[arg-type]
+        return [] if self._context.silent else events
+
+    def delta(self, kind: TextKind) -> Delta | None:
+        """How a chunk of text is written."""
+        return self._deltas.get(kind)
+
+    def add_text(self, kind: TextKind, text: Part) -> None:
+        """Text that was written by `delta`."""
+        if kind is Content:
+            self._content.append(text)
+        elif kind is CallArguments:
+            if self._call is not None:
+                self._call.add(text)
+        else:
+            self._reasoning_parts().append(text)
+
+    def fail(self, error: HeadraceError) -> list[Event]:
+        """The error object as an event."""
+        request = self._context.converted
+        return [Event(*error_event(request.protocol, error, request.level))]
+
+    def complete(self) -> dict[str, Any]:
+        """The choice as it stands in a complete response."""
+        message: dict[str, Any] = {"role": "assistant", "content": joined(self._content)}
+        if self._reasoning is not None:
+            message["reasoning_content"] = joined(self._reasoning)
+        calls = self._calls
+        finish = self._finish
+        if self._cut:
+            # clients: cut-call. It is no call of a complete response.
+            calls = calls[:-1]
+        for call in calls:
+            call.add_to(message)
+        if not self._official:
+            # clients: sdk-fields
+            message["refusal"] = None
+            message["annotations"] = []
+        choice = {
+            "index": self._choice,
+            "message": message,
+            "logprobs": dict(sorted(self._logprobs.items())) or None,
+            "finish_reason": None if finish is None else self._reason(finish.end),
+        }
+        if finish is not None and finish.empty_after_reasoning:
+            choice["finish_detail"] = "empty_after_reasoning"
+        return choice
+
+    # --- one item each -----------------------------------------------------------------------
+
+    def _start(self, start: Start, events: list[Event]) -> None:
+        answer = self._answer
+        answer.counts.prompt_tokens = start.prompt_tokens
+        answer.counts.cached_tokens = start.cached_tokens
+        answer.fingerprint = start.system_fingerprint
+        self._prepare()
+        delta: dict[str, Any] = {"role": "assistant"}
+        if self._context.converted.parsing.thinking_stage in _IN_REASONING:
+            delta["content"] = None
+            delta["reasoning_content"] = ""
+            self._reasoning_parts()
+        else:
+            delta["content"] = ""
+            delta["reasoning_content"] = None
+        events.append(self._chunk(self._shown(delta)))
+
+    def _text(self, item: Content | Reasoning, events: list[Event]) -> None:
+        kind = type(item)
+        self.add_text(kind, item.text)
+        name, prefix, suffix, _ = self._deltas[kind]
+        if item.logprobs is None:
+            events.append(Event(name, prefix + json_text(item.text)[1:-1] + suffix))
+            return
+        key = "content" if kind is Content else "reasoning_content"
+        entries = logprob_entries(item.logprobs, self._context)
+        self._logprobs.setdefault(key, []).extend(entries)
+        delta = {"content": None, "reasoning_content": None, key: item.text}
+        events.append(self._chunk(self._shown(delta), {key: entries}))
+
+    def _named(self, name: str, events: list[Event]) -> None:
+        self._end_call(events)
+        self._call_begun = False
+        index = len(self._calls)
+        if index and self._one_call:
+            return
+        empty_thinking = self._thinking and not (self._reasoning and any(self._reasoning))
+        form = CallForm.CUSTOM if name in self._custom_tools else CallForm.FUNCTION
+        if self._legacy:
+            form = CallForm.LEGACY
+        call_id = new_call_id(index, empty_thinking=empty_thinking)
+        self._call = ChatCall(form, index, call_id, name)
+        self._calls.append(self._call)
+        frame = self._call.delta_frame()
+        if frame is not None:
+            before, after = frame
+            delta = Delta(None, self._head + before, after + self._tail)
+            self._deltas[CallArguments] = delta
+        events.append(self._chunk(self._call.first_delta()))
+
+    def _arguments(self, text: str, events: list[Event]) -> None:
+        delta = b"" if self._call is None else self._call.arguments(text)
+        if delta:
+            events.append(Event(None, self._head + delta + self._tail))
+
+    def _end_call(self, events: list[Event]) -> None:
+        """Nothing follows of the last call."""
+        if self._call is not None:
+            delta = self._call.end()
+            if delta:
+                events.append(Event(None, self._head + delta + self._tail))
+            self._call = None
+            self._deltas.pop(CallArguments, None)
+
+    def _reason(self, end: AnswerEnd) -> str:
+        if end is AnswerEnd.TOOL_CALLS and self._legacy:
+            return "function_call"
+        return _FINISH[end]
+
+    def _end(self, finish: AnswerFinish, events: list[Event]) -> None:
+        answer = self._answer
+        self._cut = finish.open_call and self._call is not None and not self._call_begun
+        self._end_call(events)
+        self._finish = finish
+        answer.unfinished -= 1
+        answer.counts.add(finish.completion_tokens, finish.reasoning_tokens)
+        last = not answer.unfinished
+        # clients: usage-chunk
+        own_chunk = self._include_usage and not self._official
+        usage = chat_usage(answer.counts) if last and not own_chunk else None
+        delta = self._shown({"content": "", "reasoning_content": None})
+        detail = "empty_after_reasoning" if finish.empty_after_reasoning else None
+        events.append(self._chunk(delta, None, self._reason(finish.end), usage, detail))
+        if last and own_chunk:
+            events.append(Event(None, self._envelope([], chat_usage(answer.counts))))
+
+    # --- JSON --------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Everything of the frequent chunks that does not change any more."""
+        whole = self._chunk({}).data
+        self._head, _, self._tail = whole.partition(b'"delta":{}')
+        self._head += b'"delta":'
+        other = {Content: "reasoning_content", Reasoning: "content"}
+        for kind, key in ((Content, "content"), (Reasoning, "reasoning_content")):
+            keys = {"content": None, "reasoning_content": None, key: ""}
+            if not self._thinking and kind is Content:
+                del keys[other[kind]]
+            before, _, after = to_json(self._shown(keys)).partition(b'"%b":""' % key.encode())
+            prefix = self._head + before + b'"%b":"' % key.encode()
+            self._deltas[kind] = Delta(None, prefix, b'"' + after + self._tail)
+
+    def _shown(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """The delta without keys that this level or mode leaves out."""
+        if not self._official:
+            # clients: no-empty-keys
+            return {key: value for key, value in delta.items() if value is not None}
+        if not self._thinking and delta.get("reasoning_content", "") is None:
+            del delta["reasoning_content"]
+        return delta
 
     def _chunk(
         self,
-        choice: int,
         delta: dict[str, Any],
-        finish_reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
-    ) -> bytes:
-        content = {
-            "index": choice,
+        finish_reason: str | None = None,
+        usage: dict[str, Any] | None = None,
+        detail: str | None = None,
+    ) -> Event:
+        choice: dict[str, Any] = {
+            "index": self._choice,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return msgspec.json.encode(self._envelope([content], None))
+        if detail is not None:
+            choice["finish_detail"] = detail
+        return Event(None, self._envelope([choice], usage))
 
-    def _envelope(
-        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _envelope(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        context = self._context
         chunk: dict[str, Any] = {
-            "id": self._id,
+            "id": context.response_id,
             "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._model,
+            "created": context.created,
+            "model": context.model,
+            "system_fingerprint": self._answer.fingerprint,
             "choices": choices,
         }
-        if self._include_usage:
+        if usage is not None or self._null_usage:
             chunk["usage"] = usage
-        return chunk
+        return msgspec.json.encode(chunk)
+
+    def _reasoning_parts(self) -> list[Part]:
+        if self._reasoning is None:
+            self._reasoning = []
+        return self._reasoning

@@ -1,280 +1,318 @@
-"""Chat Completions request -> conversation and sampling.
+"""Chat Completions request -> `ConvertedRequest`.
 
-Contract: `parse_chat` takes the JSON bytes of a body and returns a fully validated `ChatRequest`,
-or raises InvalidRequest whose `param` is the offending field. A field that asks for something this
-version cannot do is refused (`protocols/chat_refused.py`), never ignored; fields that change
-nothing in the answer are ignored. Called by `serve/routes/chat.py`.
+Contract: `convert_chat` takes the body and raises InvalidBody (it is no such request) or
+InvalidRequest (what it asks for cannot be); the checks run in the order of the official codec
+(spec recipe 7). Level `clients` takes more, see `chat_wire.py`. Called by the server, the command
+line and the golden checks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import msgspec
-
-from headrace.core.sampling import SamplingParams
-from headrace.errors import ContextTooLong, InvalidRequest
-from headrace.recipe.constants import EFFORT_BY_NAME, ReasoningEffort
+from headrace.errors import InvalidRequest
+from headrace.recipe.constants import ReasoningEffort
 from headrace.recipe.conversation import (
     AssistantMessage,
     Conversation,
-    LatestReminder,
+    FormatKind,
     Message,
-    SystemMessage,
-    UserMessage,
+    ResponseFormat,
+    ToolChoice,
+    ToolMessage,
 )
+from headrace.recipe.converted import (
+    ConvertedRequest,
+    InferenceOptions,
+    ParsingOptions,
+    Protocol,
+    ThinkingStage,
+)
+from headrace.recipe.options import ConvertOptions, MissingReasoning, ModelVersion
+from headrace.recipe.protocols.chat_messages import read_messages
 from headrace.recipe.protocols.chat_refused import refuse_unsupported
-from headrace.recipe.protocols.chat_sampling import SamplingFields, chat_sampling
-from headrace.recipe.protocols.json_body import convert_body, decode_body
+from headrace.recipe.protocols.chat_sampling import chat_sampling, check_numbers, extra_sampling
+from headrace.recipe.protocols.chat_settings import ChatSettings
+from headrace.recipe.protocols.chat_tools import (
+    DeclaredTools,
+    read_choice,
+    read_tools,
+    settle,
+)
+from headrace.recipe.protocols.chat_wire import (
+    ClientRequest,
+    Format,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OfficialRequest,
+    RegexFormat,
+    TextFormat,
+)
+from headrace.recipe.protocols.json_body import decode_body, read_json
+from headrace.recipe.protocols.models import resolve_model
+from headrace.recipe.protocols.sampling import check_stops
+from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
+from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
+from headrace.recipe.protocols.tools import (
+    SettledTools,
+    check_strict_mixing,
+    check_tool_name,
+    output_constraint,
+)
 
-BILLING_HEADER = "x-anthropic-billing-header"
 PREFIX_NOT_LAST = (
     "Invalid completion message: prefix set true with message which is not final message or "
     "message role is not assistant"
 )
+_MISSING_REASONING = "The `reasoning_content` in the thinking mode must be passed back to the API."
+# Members of an enumeration are slow to look up before Python 3.12.
+_CHAT = Protocol.CHAT
+_AUTO, _NONE, _REQUIRED = ToolChoice.AUTO, ToolChoice.NONE, ToolChoice.REQUIRED
+_REASONING_START = ThinkingStage.REASONING_START
+_PLAIN_SETTINGS = ChatSettings()
+_ANY_TEXT = ResponseFormat()
+_ANY_OBJECT = ResponseFormat(FormatKind.JSON_OBJECT)
+_Wire = OfficialRequest | ClientRequest
 
 
-class WirePart(msgspec.Struct):
-    """One part of a content list."""
-
-    type: str
-    text: str | None = None
-
-
-class WireMessage(msgspec.Struct):
-    """One message as clients send it; `name` and unknown fields are ignored."""
-
-    role: str
-    content: str | list[WirePart] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    prefix: bool | None = None
-    tool_calls: list[object] | None = None
-    function_call: dict[str, object] | None = None
-
-
-class WireThinking(msgspec.Struct):
-    """`thinking`: the explicit switch; the budget is read and not used."""
-
-    type: str
-    budget_tokens: int | None = None
-
-
-class WireStreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool | None = None
-
-
-class WireTemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`chat_template_kwargs`: the spellings by which other servers switch thinking."""
-
-    thinking: bool | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: str | int | None = None
-
-
-class WireChatRequest(SamplingFields, kw_only=True):
-    """Body of POST /v1/chat/completions: the fields that are used."""
-
-    model: str
-    messages: list[WireMessage]
-    stream: bool | None = None
-    stream_options: WireStreamOptions | None = None
-    thinking: WireThinking | None = None
-    reasoning_effort: str | int | None = None
-    chat_template_kwargs: WireTemplateOptions | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """What the server decides: the thinking mode where the request is silent, and limits."""
-
-    default_thinking_mode: bool = True
-    max_messages: int = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A validated chat request; `sampling.max_tokens` is None where the request names none."""
-
-    model: str
-    conversation: Conversation
-    sampling: SamplingParams
-    stream: bool
-    include_usage: bool
+def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) -> ConvertedRequest:
+    """Body -> everything that later stages need."""
+    wire: _Wire
+    if options.official:
+        wire = decode_body(body, OfficialRequest)
+    else:
+        # clients: unread-fields. What is wrong with them is not looked for.
+        wire = decode_body(body, ClientRequest, exact=False)
+    check_numbers(wire)
+    thinking, effort = _thinking(wire, options)
+    choice, allowed = read_choice(wire)
+    declared = read_tools(wire, options.model_versions.get(wire.model), options.level)
+    if isinstance(wire, ClientRequest):
+        _check_client(wire, options)
+    version = resolve_model(wire.model, options)
+    if declared.bad_name is not None:
+        check_tool_name(*declared.bad_name, official=options.official)
+    messages = _messages(wire, version, thinking, declared, options)
+    form = wire.response_format
+    prefix = _prefix(messages)
+    if isinstance(form, JsonObjectFormat):
+        _check_word(messages)
+    settled = settle(declared, choice, allowed, thinking=thinking, options=options)
+    if prefix is not None:
+        _check_prefix_use(form, messages, declared)
+    stops = check_stops(wire.stop)
+    _check_stream(wire)
+    response_format, normalised = _response_format(form, options)
+    if settled.tools:
+        _check_strict(settled, form, options)
+    kind = settled.choice
+    inference = _inference(wire, version, thinking, settled, options, response_format, normalised)
+    # clients: required-while-thinking. The call comes after the reasoning, by the grammar.
+    after_reasoning = kind is _REQUIRED and thinking
+    return ConvertedRequest(
+        _CHAT,
+        options.level,
+        wire.model,
+        version,
+        Conversation(
+            tuple(messages),
+            thinking,
+            settled.tools,
+            _AUTO if after_reasoning else kind,
+            effort,
+            response_format,
+        ),
+        inference,
+        ParsingOptions(
+            bool(settled.tools),
+            kind is _REQUIRED and not after_reasoning,
+            isinstance(form, JsonObjectFormat),
+            _stage(thinking, prefix),
+            stops,
+            # clients: no-markup
+            kind is _NONE and not options.official,
+        ),
+        bool(wire.stream),
+        _settings(wire, declared),
+    )
 
 
-def parse_chat(body: bytes, options: ChatOptions) -> ChatRequest:
-    """Body -> request. Raises InvalidRequest with the name of the field."""
-    fields = decode_body(body)
-    refuse_unsupported(fields)
-    wire = convert_body(fields, WireChatRequest)
-    if not wire.messages:
-        raise InvalidRequest("messages: Empty input messages", param="messages")
+def _thinking(wire: _Wire, options: ConvertOptions) -> tuple[bool, ReasoningEffort | int | None]:
+    type_ = None if wire.thinking is None else wire.thinking.type
+    template = wire.chat_template_kwargs if isinstance(wire, ClientRequest) else None
+    if template is None:
+        return resolve_thinking(
+            type_=type_, template=None, effort=wire.reasoning_effort, options=options
+        )
+    switch = template.enable_thinking if template.thinking is None else template.thinking
+    if wire.reasoning_effort is not None:
+        return resolve_thinking(
+            type_=type_, template=switch, effort=wire.reasoning_effort, options=options
+        )
+    return resolve_thinking(
+        type_=type_,
+        template=switch,
+        effort=template.reasoning_effort,
+        options=options,
+        effort_param="chat_template_kwargs.reasoning_effort",
+    )
+
+
+def _check_client(wire: ClientRequest, options: ConvertOptions) -> None:
+    refuse_unsupported(wire)
     if len(wire.messages) > options.max_messages:
         raise InvalidRequest(
             f"The request has {len(wire.messages)} messages; this server takes at most "
             f"{options.max_messages}.",
             param="messages",
         )
-    stream = bool(wire.stream)
-    if wire.stream_options is not None and not stream:
+
+
+def _messages(
+    wire: _Wire,
+    version: ModelVersion,
+    thinking: bool,
+    declared: DeclaredTools,
+    options: ConvertOptions,
+) -> Sequence[Message]:
+    if not wire.messages:
+        raise InvalidRequest("Empty input messages", param="messages")
+    messages = read_messages(wire.messages, version=version, thinking=thinking, options=options)
+    if options.missing_reasoning is MissingReasoning.FILL_EMPTY:
+        return messages
+    return settle_reasoning(
+        messages,
+        thinking=thinking,
+        tools_declared=bool(declared.tools),
+        options=options,
+        message=_MISSING_REASONING,
+    )
+
+
+def _prefix(messages: Sequence[Message]) -> AssistantMessage | None:
+    """The beginning of the answer, when the last message is one."""
+    prefix = None
+    for number, message in enumerate(messages):
+        if message.__class__ is AssistantMessage and message.prefix:
+            if number != len(messages) - 1:
+                raise InvalidRequest(PREFIX_NOT_LAST, param=f"messages[{number}].prefix")
+            prefix = message
+    return prefix
+
+
+def _check_word(messages: Sequence[Message]) -> None:
+    for message in messages:
+        content = message.content
+        texts = (content,) if isinstance(content, str) else content.parts
+        if any("json" in text.lower() for text in texts):
+            return
+    raise InvalidRequest(
+        "Prompt must contain the word 'json' in some form to use 'response_format' of type "
+        "'json_object'.",
+        param="messages",
+    )
+
+
+def _check_prefix_use(
+    form: Format | None, messages: Sequence[Message], declared: DeclaredTools
+) -> None:
+    if isinstance(form, JsonObjectFormat):
+        raise InvalidRequest(
+            "response_format json_object should not be used with prefix", param="response_format"
+        )
+    if declared.tools or any(isinstance(message, ToolMessage) for message in messages):
+        raise InvalidRequest("Function call should not be used with prefix", param="tools")
+
+
+def _check_stream(wire: _Wire) -> None:
+    if wire.stream_options is not None and not wire.stream:
         raise InvalidRequest(
             "stream_options should be set along with stream = true", param="stream_options"
         )
-    thinking, effort = _thinking(wire, options)
-    return ChatRequest(
-        model=wire.model,
-        conversation=Conversation(_messages(wire.messages, thinking), thinking, effort),
-        sampling=chat_sampling(wire),
-        stream=stream,
-        include_usage=bool(wire.stream_options and wire.stream_options.include_usage),
+
+
+def _response_format(form: Format | None, options: ConvertOptions) -> tuple[ResponseFormat, Any]:
+    """The format, and the normal form of a strict schema."""
+    if form is None:
+        return _ANY_TEXT, None
+    if isinstance(form, JsonObjectFormat):
+        return _ANY_OBJECT, None
+    if isinstance(form, RegexFormat):
+        return ResponseFormat(FormatKind.REGEX, form.regex), None
+    if not isinstance(form, JsonSchemaFormat):
+        return _ANY_TEXT, None
+    schema = read_json(form.json_schema.schema)
+    param = "response_format.json_schema.schema"
+    normalised = None
+    if form.json_schema.strict:
+        try:
+            normalised = normalise_strict(schema, top="response")
+        except InvalidRequest as error:
+            # clients: strict-schemas. What the official reader cannot take stands as written.
+            if options.official or not isinstance(schema, dict):
+                error.param = param
+                raise
+        if normalised is not None and not (has_definitions(schema) and not options.official):
+            return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
+        # clients: strict-schemas. Definitions are lost in it: the engine gets the original.
+    problem = check_schema(schema)
+    if problem is None:
+        return ResponseFormat(FormatKind.JSON_SCHEMA, schema), None
+    if normalised is None:
+        raise InvalidRequest(f"Invalid json schema: {problem}", param=param)
+    return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
+
+
+def _check_strict(settled: SettledTools, form: Format | None, options: ConvertOptions) -> None:
+    if options.official:
+        check_strict_mixing(settled.tools, has_response_format=form is not None)
+    elif all(tool.strict for tool in settled.tools):
+        # clients: strict-mixing. Beside other tools, and beside the format `text`.
+        asked = form is not None and not isinstance(form, TextFormat)
+        check_strict_mixing(settled.tools, has_response_format=asked)
+
+
+def _inference(
+    wire: _Wire,
+    version: ModelVersion,
+    thinking: bool,
+    settled: SettledTools,
+    options: ConvertOptions,
+    response_format: ResponseFormat,
+    normalised: Any,
+) -> InferenceOptions:
+    inference = chat_sampling(
+        wire, version=version, thinking=thinking, with_tools=bool(settled.tools), options=options
     )
-
-
-def resolve_max_tokens(
-    conversation: Conversation, requested: int | None, prompt_tokens: int, context_limit: int
-) -> int:
-    """Answer length in tokens that fits the context; ContextTooLong says limit and length."""
-    total = prompt_tokens + (requested or 0)
-    if total > context_limit or prompt_tokens >= context_limit:
-        raise ContextTooLong(
-            f"This model's maximum context length is {context_limit} tokens. However, you "
-            f"requested {total} tokens ({prompt_tokens} in the messages, {requested or 0} in the "
-            "completion). Please reduce the length of the messages or completion.",
-            param="messages",
+    constraint = settled.constraint
+    if constraint is None and response_format is not _ANY_TEXT:
+        constraint = output_constraint(
+            (), settled.choice, response_format, normalised_schema=normalised
         )
-    return min(requested or conversation.default_max_tokens, context_limit - prompt_tokens)
+    extra = extra_sampling(wire, inference.max_tokens) if isinstance(wire, ClientRequest) else {}
+    if constraint is None and not extra:
+        return inference
+    return replace(inference, constraint=constraint, extra=extra)
 
 
-def _thinking(
-    wire: WireChatRequest, options: ChatOptions
-) -> tuple[bool, ReasoningEffort | int | None]:
-    """Precedence: `thinking` > chat_template_kwargs > effort > the server's default."""
-    template = wire.chat_template_kwargs or WireTemplateOptions()
-    effort, effort_param = wire.reasoning_effort, "reasoning_effort"
-    if effort is None and template.reasoning_effort is not None:
-        effort, effort_param = template.reasoning_effort, "chat_template_kwargs.reasoning_effort"
-    known = _effort(effort, effort_param)
-    switches = [
-        _thinking_type(wire.thinking),
-        template.thinking,
-        template.enable_thinking,
-        None if effort is None else effort != "none",
-        options.default_thinking_mode,
-    ]
-    thinking = next(switch for switch in switches if switch is not None)
-    return thinking, known if thinking else None
-
-
-def _thinking_type(thinking: WireThinking | None) -> bool | None:
-    if thinking is None:
+def _stage(thinking: bool, prefix: AssistantMessage | None) -> ThinkingStage | None:
+    if not thinking:
         return None
-    if thinking.budget_tokens is not None and thinking.budget_tokens < 0:
-        raise InvalidRequest(
-            "thinking.budget_tokens must not be negative.", param="thinking.budget_tokens"
+    if prefix is None:
+        return _REASONING_START
+    if prefix.content:
+        return ThinkingStage.CONTENT_CONTINUATION
+    if prefix.reasoning_content:
+        return ThinkingStage.REASONING_CONTINUATION
+    return _REASONING_START
+
+
+def _settings(wire: _Wire, declared: DeclaredTools) -> ChatSettings:
+    include_usage = wire.stream_options is not None and bool(wire.stream_options.include_usage)
+    if declared.tools or include_usage:
+        return ChatSettings(
+            include_usage, wire.parallel_tool_calls is not False, declared.custom, declared.legacy
         )
-    if thinking.type in ("enabled", "adaptive"):
-        return True
-    if thinking.type == "disabled":
-        return False
-    raise InvalidRequest(
-        f'thinking.type must be "enabled", "adaptive" or "disabled", got "{thinking.type}".',
-        param="thinking.type",
-    )
-
-
-def _effort(value: str | int | None, param: str) -> ReasoningEffort | int | None:
-    if value is None or value == "none":
-        return None
-    if isinstance(value, int):
-        if 1 <= value <= 100:
-            return value
-        raise InvalidRequest(f"{param} as a number must be in [1, 100], got {value}.", param=param)
-    effort = EFFORT_BY_NAME.get(value)
-    if effort is None:
-        names = ", ".join(["none", *EFFORT_BY_NAME])
-        raise InvalidRequest(
-            f'{param} must be one of {names} or a number 1..100, got "{value}".', param=param
-        )
-    return effort
-
-
-def _messages(wire: list[WireMessage], thinking: bool) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    for index, message in enumerate(wire):
-        path = f"messages[{index}]"
-        if message.prefix and (message.role != "assistant" or index != len(wire) - 1):
-            raise InvalidRequest(PREFIX_NOT_LAST, param=f"{path}.prefix")
-        if message.tool_calls is not None or message.function_call is not None:
-            name = "tool_calls" if message.tool_calls is not None else "function_call"
-            raise InvalidRequest(
-                f"{path}.{name}: this server does not support tools yet.", param=f"{path}.{name}"
-            )
-        content = _content(message, path)
-        match message.role:
-            case "system" | "developer":
-                content = _without_billing_header(content)
-                if content:
-                    messages.append(SystemMessage(content))
-            case "user":
-                messages.append(UserMessage(content))
-            case "assistant":
-                reasoning = message.reasoning_content
-                if reasoning is None:
-                    reasoning = message.reasoning
-                messages.append(
-                    AssistantMessage(
-                        content, (reasoning or "") if thinking else None, bool(message.prefix)
-                    )
-                )
-            case "latest_reminder":
-                messages.append(LatestReminder(content))
-            case "tool" | "function":
-                raise InvalidRequest(
-                    f"{path}.role: this server does not support tools yet, so the role "
-                    f'"{message.role}" cannot be used.',
-                    param=f"{path}.role",
-                )
-            case _:
-                raise InvalidRequest(
-                    f"{path}.role must be system, developer, user, assistant or latest_reminder, "
-                    f'got "{message.role}".',
-                    param=f"{path}.role",
-                )
-    return tuple(messages)
-
-
-def _content(message: WireMessage, path: str) -> str:
-    """Text of a message; the parts of a list are joined with a blank line."""
-    content = message.content
-    if content is None:
-        if message.role == "assistant":
-            raise InvalidRequest(
-                "Invalid assistant message: content or tool_calls must be set",
-                param=f"{path}.content",
-            )
-        raise InvalidRequest(f"{path}.content is missing.", param=f"{path}.content")
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for number, part in enumerate(content):
-        part_path = f"{path}.content[{number}]"
-        if part.type != "text":
-            raise InvalidRequest(
-                f'{part_path}.type: this server takes only "text" parts, got "{part.type}".',
-                param=f"{part_path}.type",
-            )
-        if part.text is None:
-            raise InvalidRequest(f"{part_path}.text is missing.", param=f"{part_path}.text")
-        texts.append(part.text)
-    return "\n\n".join(texts)
-
-
-def _without_billing_header(content: str) -> str:
-    """Cut the attribution line that some agents put in front of their system prompt."""
-    if not content.startswith(BILLING_HEADER):
-        return content
-    starts = [start for start in (content.find("\n"), content.find("You are")) if start >= 0]
-    return content[min(starts) :].lstrip() if starts else ""
+    return _PLAIN_SETTINGS

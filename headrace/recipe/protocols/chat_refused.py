@@ -1,15 +1,18 @@
-"""Fields of Chat Completions that this version cannot honour.
+"""Fields of Chat Completions without which an answer would be wrong, and that nobody here honours.
 
 Contract: a field listed here is accepted only with a value that asks for nothing; any other value
-is refused with its name. An answer that silently ignores what was asked is worse than an error.
-Rows leave this table as features arrive.
+is refused with its name. Wishes (`verbosity`, `modalities`, `web_search_options`, `best_of` ...)
+and unknown fields are ignored. Level `official` ignores them all; rows leave this table as features
+arrive. Called by `chat.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from headrace.errors import InvalidRequest
+from headrace.recipe.protocols.chat_wire import ClientRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +23,9 @@ class Refused:
     harmless: tuple[object, ...] = ()
 
 
-_TOOLS = "this server does not support tools yet"
-_CONSTRAINT = "this server does not support constrained output yet"
+_CONSTRAINT = "this server takes constraints as response_format only"
 
 REFUSED: dict[str, Refused] = {
-    "best_of": Refused("this server does not rank choices; ask for n of them", (1,)),
-    "tools": Refused(_TOOLS, ([],)),
-    "tool_choice": Refused(_TOOLS, ("none", "auto")),
-    "functions": Refused(_TOOLS, ([],)),
-    "function_call": Refused(_TOOLS, ("none", "auto")),
-    "response_format": Refused(_CONSTRAINT, ({"type": "text"},)),
     "guided_json": Refused(_CONSTRAINT),
     "guided_regex": Refused(_CONSTRAINT),
     "guided_choice": Refused(_CONSTRAINT),
@@ -41,18 +37,12 @@ REFUSED: dict[str, Refused] = {
     "bad_words": Refused("this server bans tokens only, by logit_bias", ([],)),
     "include_stop_str_in_output": Refused("text always ends before a stop string", (False,)),
     "use_beam_search": Refused("this server has no beam search", (False,)),
-    "length_penalty": Refused("this server has no beam search", (1,)),
     "echo": Refused("the prompt is not part of the answer", (False,)),
     "skip_special_tokens": Refused("control tokens are never part of an answer", (True,)),
     "truncate_prompt_tokens": Refused("prompts are never cut"),
     "return_tokens_as_token_ids": Refused("tokens are returned as text", (False,)),
     "return_token_ids": Refused("tokens are returned as text", (False,)),
     "logits_processors": Refused("this server runs no code of its clients", ([],)),
-    "modalities": Refused("this server answers in text only", (["text"],)),
-    "audio": Refused("this server answers in text only"),
-    "prediction": Refused("this server does not support predicted outputs"),
-    "web_search_options": Refused("this server has no web search"),
-    "verbosity": Refused("this model has no verbosity setting", ("medium",)),
     "continue_final_message": Refused(
         "mark the last assistant message with prefix = true instead", (False,)
     ),
@@ -62,15 +52,17 @@ REFUSED: dict[str, Refused] = {
     "chat_template": Refused("this server has a fixed prompt format"),
     "documents": Refused("this server does not support documents", ([],)),
 }
+_values = attrgetter(*REFUSED)
+_NOTHING = (None,) * len(REFUSED)
 
 
-def refuse_unsupported(fields: dict[str, object]) -> None:
-    """Raise InvalidRequest for the first field that asks for something unsupported."""
-    for name, value in fields.items():
-        refused = REFUSED.get(name)
-        if refused is None or value is None:
-            continue
-        if not any(_same(value, harmless) for harmless in refused.harmless):
+def refuse_unsupported(wire: ClientRequest) -> None:
+    """clients: refused-fields. InvalidRequest for the first that asks for something."""
+    values = _values(wire)
+    if values == _NOTHING:
+        return
+    for (name, refused), value in zip(REFUSED.items(), values, strict=True):
+        if value is not None and not any(_same(value, harmless) for harmless in refused.harmless):
             raise InvalidRequest(f"{name}: {refused.reason}.", param=name)
 
 

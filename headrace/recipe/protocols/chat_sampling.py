@@ -1,124 +1,111 @@
-"""Sampling fields of a Chat Completions request -> `SamplingParams`.
+"""Sampling fields of Chat Completions -> `InferenceOptions`.
 
-Contract: OpenAI's fields and those by which clients of vLLM ask for more (top_k, min_p,
-repetition_penalty, min_tokens, stop_token_ids, ignore_eos, allowed_token_ids, logprobs_mode).
-Limits of the protocol are checked here, those of sampling itself by `SamplingParams`; every
-InvalidRequest names the field. Called by `recipe/protocols/chat.py`.
+Contract: the fields of OpenAI are resolved by `sampling.py`; those that level `clients` knows
+besides (penalties, logit_bias, top_k, min_p, ... of vLLM) go into `extra` under the names that
+`SamplingParams` has for them, checked by it. Called by `chat.py`.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any
 
-import msgspec
-
-from headrace.core.sampling import (
-    MAX_STOP_STRINGS,
-    LogprobsMode,
-    SamplingParams,
-)
+from headrace.core.sampling import LogprobsMode, SamplingParams
 from headrace.errors import InvalidRequest
+from headrace.recipe.converted import InferenceOptions
+from headrace.recipe.options import ConvertOptions, ModelVersion
+from headrace.recipe.protocols.chat_wire import ClientRequest, OfficialRequest
+from headrace.recipe.protocols.json_body import U8, U32, U64, check_unsigned
+from headrace.recipe.protocols.sampling import resolve_sampling, to_f32
 
-MAX_TOP_LOGPROBS = 20
-_EMPTY_STOP = (
-    "empty string. Expected a string with minimum length 1, but got an empty string instead."
+_NUMBERS = ("repetition_penalty", "min_p", "min_tokens", "ignore_eos")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_values = attrgetter(
+    *_NUMBERS,
+    *_PENALTIES,
+    "top_k",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "logit_bias",
+    "logprobs_mode",
 )
-_Value = TypeVar("_Value")
+_NOTHING = (None,) * 11
 
 
-class SamplingFields(msgspec.Struct):
-    """The fields as clients send them; null means absent."""
-
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    logprobs_mode: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    allowed_token_ids: list[int] | None = None
+def check_numbers(wire: OfficialRequest | ClientRequest) -> None:
+    """InvalidBody for integers that do not fit their types."""
+    if wire.n is not None:
+        check_unsigned(wire.n, U8, "n")
+    if wire.top_logprobs is not None:
+        check_unsigned(wire.top_logprobs, U8, "top_logprobs")
+    if wire.max_tokens is not None:
+        check_unsigned(wire.max_tokens, U32, "max_tokens")
+    if wire.seed is not None:
+        check_unsigned(wire.seed, U64, "seed")
+    if wire.thinking is not None and wire.thinking.budget_tokens is not None:
+        check_unsigned(wire.thinking.budget_tokens, U64, "thinking.budget_tokens")
+    if isinstance(wire, ClientRequest) and wire.max_completion_tokens is not None:
+        check_unsigned(wire.max_completion_tokens, U32, "max_completion_tokens")
 
 
-def chat_sampling(wire: SamplingFields) -> SamplingParams:
-    """The parameters that a request asks for; `max_tokens` is None where it names none."""
-    # 0 and -1 both mean "off" among clients.
-    top_k = -1 if wire.top_k in (None, 0) else wire.top_k
-    allowed = wire.allowed_token_ids
-    return SamplingParams(
-        temperature=_or(wire.temperature, 1.0),
-        top_p=_or(wire.top_p, 1.0),
-        top_k=_or(top_k, -1),
-        min_p=_or(wire.min_p, 0.0),
+def chat_sampling(
+    wire: OfficialRequest | ClientRequest,
+    *,
+    version: ModelVersion,
+    thinking: bool,
+    with_tools: bool,
+    options: ConvertOptions,
+) -> InferenceOptions:
+    """The parameters that a request asks for; the constraint is the caller's to add."""
+    max_tokens = wire.max_tokens
+    if isinstance(wire, ClientRequest) and wire.max_completion_tokens is not None:
+        # clients: max-completion-tokens. Of two limits the lower one satisfies both.
+        limit = wire.max_completion_tokens
+        max_tokens = limit if max_tokens is None else min(limit, max_tokens)
+    return resolve_sampling(
+        version=version,
+        thinking=thinking,
+        with_tools=with_tools,
+        options=options,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        max_tokens=max_tokens,
         seed=wire.seed,
-        n=_or(wire.n, 1),
-        max_tokens=_max_tokens(wire),
-        min_tokens=_or(wire.min_tokens, 0),
-        stop=_stop(wire.stop),
-        stop_token_ids=tuple(wire.stop_token_ids or ()),
-        ignore_eos=bool(wire.ignore_eos),
-        repetition_penalty=_or(wire.repetition_penalty, 1.0),
-        presence_penalty=_or(wire.presence_penalty, 0.0),
-        frequency_penalty=_or(wire.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(wire.logit_bias),
-        allowed_token_ids=None if allowed is None else tuple(allowed),
-        logprobs=_logprobs(wire),
-        logprobs_mode=_logprobs_mode(wire.logprobs_mode),
+        logprobs=bool(wire.logprobs),
+        top_logprobs=wire.top_logprobs,
+        n=wire.n,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
     )
 
 
-def _or(value: _Value | None, default: _Value) -> _Value:
-    return default if value is None else value
+def extra_sampling(wire: ClientRequest, max_tokens: int | None) -> dict[str, Any]:
+    """Fields that the official codec ignores, by their names in `SamplingParams`."""
+    if _values(wire) == _NOTHING:
+        return {}
+    extra: dict[str, Any] = {
+        name: value for name in _NUMBERS if (value := getattr(wire, name)) is not None
+    }
+    extra |= {
+        name: to_f32(value) for name in _PENALTIES if (value := getattr(wire, name)) is not None
+    }
+    if wire.top_k is not None:
+        # 0 and -1 both mean "off" among clients.
+        extra["top_k"] = wire.top_k or -1
+    if wire.stop_token_ids:
+        extra["stop_token_ids"] = tuple(wire.stop_token_ids)
+    if wire.allowed_token_ids is not None:
+        extra["allowed_token_ids"] = tuple(wire.allowed_token_ids)
+    if wire.logit_bias:
+        extra["logit_bias"] = _logit_bias(wire.logit_bias)
+    if wire.logprobs_mode is not None:
+        extra["logprobs_mode"] = _logprobs_mode(wire.logprobs_mode)
+    if extra:
+        SamplingParams(max_tokens=max_tokens, **extra)  # raises for what is out of range
+    return extra
 
 
-def _max_tokens(wire: SamplingFields) -> int | None:
-    limit = wire.max_tokens
-    if wire.max_completion_tokens is None:
-        return limit
-    if limit not in (None, wire.max_completion_tokens):
-        raise InvalidRequest(
-            f"max_completion_tokens ({wire.max_completion_tokens}) and max_tokens ({limit}) "
-            "are the same limit; give one of them.",
-            param="max_completion_tokens",
-        )
-    limit = wire.max_completion_tokens
-    if not 1 <= limit < 2**31:
-        raise InvalidRequest(
-            f"max_completion_tokens must be in [1, {2**31 - 1}], got {limit}.",
-            param="max_completion_tokens",
-        )
-    return limit
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    if isinstance(stop, str):
-        if not stop:
-            raise InvalidRequest(f"Invalid 'stop': {_EMPTY_STOP}", param="stop")
-        return (stop,)
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"Stop string array too long: {len(stop)}", param="stop")
-    for index, text in enumerate(stop):
-        if not text:
-            raise InvalidRequest(f"Invalid 'stop[{index}]': {_EMPTY_STOP}", param="stop")
-    return tuple(stop)
-
-
-def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
-    if not bias:
-        return None
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     result: dict[int, float] = {}
     for key, value in bias.items():
         # int() would also take "1_0", " 1" and digits of other scripts.
@@ -130,28 +117,7 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     return result
 
 
-def _logprobs(wire: SamplingFields) -> int | None:
-    top = wire.top_logprobs
-    if not wire.logprobs:
-        if top:
-            raise InvalidRequest(
-                "Invalid top_logprobs and logprobs value, logprobs must be set to true if "
-                "top_logprobs is used.",
-                param="top_logprobs",
-            )
-        return None
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(
-            "Invalid top_logprobs value, the valid range of top_logprobs is "
-            f"[0, {MAX_TOP_LOGPROBS}].",
-            param="top_logprobs",
-        )
-    return top or 0
-
-
-def _logprobs_mode(mode: str | None) -> LogprobsMode:
-    if mode is None:
-        return LogprobsMode.RAW
+def _logprobs_mode(mode: str) -> LogprobsMode:
     if mode not in tuple(LogprobsMode):
         raise InvalidRequest(
             f'logprobs_mode must be "raw" or "processed", got "{mode[:40]}".',

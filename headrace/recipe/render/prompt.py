@@ -1,69 +1,97 @@
-"""A rendered prompt: segments that are either one control token or plain text.
+"""A rendered prompt: plain text and control tokens, strictly alternating.
 
-The split is what makes prompts safe against injection: only the template creates control
-segments, and plain segments are encoded without the added vocabulary. Built by the renderers,
-read by `recipe/tokenizer.py`.
+The split is what makes prompts safe against injection: only the template creates control tokens,
+and regions of plain text are encoded without the added vocabulary and without seeing each other.
+Built by the renderers, read by `recipe/tokenizer.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a prompt; `special` marks the spelling of exactly one control token."""
-
-    text: str
-    special: bool = False
+from headrace.recipe.conversation import ImageSource, PromptText
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Segments in order; adjacent control tokens stay segments of their own."""
+    """parts: region, control token, region, control token, ..., region (regions may be empty).
 
-    segments: tuple[Segment, ...]
+    images: the sources of the image tokens, in the order of their places. Messages that were built
+    by hand with more sources than places add the surplus here, as the official codec does.
+    """
+
+    parts: tuple[str, ...]
+    images: tuple[ImageSource, ...] = ()
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The plain texts: one more than there are control tokens."""
+        return self.parts[0::2]
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """The spellings of the control tokens."""
+        return self.parts[1::2]
 
     @property
     def text(self) -> str:
         """The prompt as one string, for people and for comparison; never encode this."""
-        return "".join(segment.text for segment in self.segments)
+        return "".join(self.parts)
 
     def special_ranges(self) -> list[tuple[int, int]]:
         """[start, end) of every control token in `text`, in code points."""
         ranges: list[tuple[int, int]] = []
         start = 0
-        for segment in self.segments:
-            end = start + len(segment.text)
-            if segment.special:
+        for number, part in enumerate(self.parts):
+            end = start + len(part)
+            if number % 2:
                 ranges.append((start, end))
             start = end
         return ranges
 
 
 class PromptBuilder:
-    """Collects segments; neighbouring plain text becomes one segment."""
+    """Collects plain text and control tokens; neighbouring plain text becomes one region."""
 
-    def __init__(self) -> None:
-        self._segments: list[Segment] = []
+    __slots__ = ("_image", "_images", "_parts", "_plain", "plain")
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._parts: list[str] = []
         self._plain: list[str] = []
-
-    def plain(self, text: str) -> None:
-        """Append text that is encoded without the added vocabulary."""
-        if text:
-            self._plain.append(text)
+        self._images: list[ImageSource] = []
+        # The bound method itself: this is called for every piece of every prompt.
+        self.plain = self._plain.append
 
     def special(self, spelling: str) -> None:
-        """Append one control token."""
-        self._close_plain()
-        self._segments.append(Segment(spelling, special=True))
+        """Append one control token; one without a spelling does not exist."""
+        if spelling:
+            plain = self._plain
+            self._parts.append("".join(plain))
+            self._parts.append(spelling)
+            plain.clear()
+
+    def text(self, content: PromptText) -> None:
+        """Append the text of a message, with image tokens at its places."""
+        parts = content.parts
+        self.plain(parts[0])
+        for part in parts[1:]:
+            self.special(self._image)
+            self.plain(part)
+        if content.images:
+            self._images += content.images
+
+    def prepared(self, parts: Sequence[str]) -> None:
+        """Append parts that alternate like those of a prompt."""
+        self.plain(parts[0])
+        if len(parts) > 1:
+            plain = self._plain
+            self._parts.append("".join(plain))
+            self._parts += parts[1:-1]
+            plain.clear()
+            self.plain(parts[-1])
 
     def build(self) -> RenderedPrompt:
         """The finished prompt."""
-        self._close_plain()
-        return RenderedPrompt(tuple(self._segments))
-
-    def _close_plain(self) -> None:
-        if self._plain:
-            self._segments.append(Segment("".join(self._plain)))
-            self._plain.clear()
+        return RenderedPrompt((*self._parts, "".join(self._plain)), tuple(self._images))

@@ -7,15 +7,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from headrace.cli.generate_run import GenerateOptions, generate
+from headrace.cli.prompt_file import PromptOptions
 from headrace.config import EngineConfig
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
+from headrace.core.sampling import SamplingParams
 from headrace.errors import ContextTooLong, Overloaded
 from headrace.model.tiny_presets import preset_config
 from headrace.model.tiny_tokenizer import control_ids, tiny_tokenizer
 from headrace.recipe import Tokenizer
 
+TEXT = "héllo wörld"
 BROKEN_TOKEN = 77  # a prompt that ends with it fails while it runs
 
 
@@ -44,7 +49,7 @@ class EchoEngine:
     """Answers each prompt by `text`, one token a step, then EOS. queue: requests held at most."""
 
     tokenizer: Tokenizer
-    text: str = "héllo wörld"
+    text: str = TEXT
     queue: int = 1000
     on_step: Callable[[], None] = lambda: None
     max_model_len: int = 4096
@@ -101,3 +106,48 @@ class EchoEngine:
             if chunk.finish is not None:
                 del self._running[request_id]
         return chunks
+
+
+class Case:
+    """A folder with a checkpoint, an input and an output file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.checkpoint = write_codec_files(directory / "model")
+        self.tokenizer = Tokenizer.from_directory(self.checkpoint)
+        self.input = directory / "prompts.jsonl"
+        self.output = directory / "answers.jsonl"
+
+    def engine(self, **changes: Any) -> Any:
+        return EchoEngine(self.tokenizer, **changes)
+
+    def write(self, *lines: object) -> None:
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.input.write_text("\n".join(texts) + "\n")
+
+    def run(self, engine: Any, output: Path | None = None, **changes: Any) -> int:
+        prompts = changes.pop("prompts", PromptOptions(SamplingParams()))
+        options = GenerateOptions(
+            checkpoint=self.checkpoint,
+            prompt=None,
+            input_path=self.input,
+            output_path=output or self.output,
+            prompts=prompts,
+            **changes,
+        )
+        return generate(options, engine.load)
+
+    def ask(self, engine: Any, prompt: str, prompts: PromptOptions | None = None) -> int:
+        options = GenerateOptions(
+            checkpoint=self.checkpoint,
+            prompt=prompt,
+            input_path=None,
+            output_path=None,
+            prompts=prompts or PromptOptions(SamplingParams()),
+        )
+        return generate(options, engine.load)
+
+    def answers(self) -> dict[str, Any]:
+        lines = self.output.read_text().splitlines()
+        answers = {entry["id"]: entry for entry in map(json.loads, lines)}
+        assert len(answers) == len(lines)
+        return answers

@@ -20,53 +20,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, OutputError
 from headrace.recipe import Tokenizer
 from tests.unit.cli import generate_fakes as fakes
-
-TEXT = "héllo wörld"
-
-
-class Case:
-    """A folder with a checkpoint, an input and an output file."""
-
-    def __init__(self, directory: Path) -> None:
-        self.checkpoint = fakes.write_codec_files(directory / "model")
-        self.tokenizer = Tokenizer.from_directory(self.checkpoint)
-        self.input = directory / "prompts.jsonl"
-        self.output = directory / "answers.jsonl"
-
-    def engine(self, **changes: Any) -> Any:
-        return fakes.EchoEngine(self.tokenizer, **changes)
-
-    def write(self, *lines: object) -> None:
-        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        self.input.write_text("\n".join(texts) + "\n")
-
-    def run(self, engine: Any, output: Path | None = None, **changes: Any) -> int:
-        prompts = changes.pop("prompts", PromptOptions(SamplingParams()))
-        options = GenerateOptions(
-            checkpoint=self.checkpoint,
-            prompt=None,
-            input_path=self.input,
-            output_path=output or self.output,
-            prompts=prompts,
-            **changes,
-        )
-        return generate(options, engine.load)
-
-    def ask(self, engine: Any, prompt: str, prompts: PromptOptions | None = None) -> int:
-        options = GenerateOptions(
-            checkpoint=self.checkpoint,
-            prompt=prompt,
-            input_path=None,
-            output_path=None,
-            prompts=prompts or PromptOptions(SamplingParams()),
-        )
-        return generate(options, engine.load)
-
-    def answers(self) -> dict[str, Any]:
-        lines = self.output.read_text().splitlines()
-        answers = {entry["id"]: entry for entry in map(json.loads, lines)}
-        assert len(answers) == len(lines)
-        return answers
+from tests.unit.cli.generate_fakes import TEXT, Case
 
 
 @pytest.fixture

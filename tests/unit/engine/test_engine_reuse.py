@@ -82,6 +82,24 @@ def test_the_same_prompt_again_and_again_never_changes_its_answer() -> None:
     assert engine.stats().prefix_hit_tokens == 4 * 1408
 
 
+def test_the_first_chunk_of_each_choice_says_what_was_cached() -> None:
+    engine = Engine(CONFIG, FakeModel())
+    prompt = ids(600, 7)
+    seen: dict[str, list[tuple[int, int]]] = {"cold": [], "warm": []}
+    for name in seen:
+        engine.add(Request(name, prompt, replace(SAMPLED, n=2)))
+        while engine.has_work():
+            for chunk in engine.step():
+                if chunk.index == 0:
+                    seen[name].append((chunk.choice, chunk.cached_tokens))
+                else:
+                    assert chunk.cached_tokens == 0
+    hits = engine.stats().prefix_hit_tokens
+    assert hits > 0
+    assert sorted(seen["cold"]) == [(0, 0), (1, 0)]
+    assert sorted(seen["warm"]) == [(0, hits), (1, hits)]
+
+
 def test_hits_do_not_depend_on_the_length_of_the_fresh_tail() -> None:
     """PC-2: twelve turns over one prefix, pool four times the need."""
     engine = Engine(replace(CONFIG, num_blocks=61), FakeModel())

@@ -32,6 +32,17 @@ def test_unread_chunks_are_merged() -> None:
     assert take(stream) == chunk(5, 1, FinishReason.STOP)
 
 
+def test_cached_tokens_come_with_the_first_chunk() -> None:
+    stream = TokenStream("r", 100, 1.0, choices=2)
+    stream.put(TokenChunk("r", 0, (1,), choice=1, cached_tokens=128), 0.0)
+    stream.put_token(1, 2, 0.0)
+    stream.put(TokenChunk("r", 0, (3,)), 0.0)
+    chunks = [take(stream), take(stream)]
+    assert [(chunk.choice, chunk.cached_tokens) for chunk in chunks] == [(0, 0), (1, 128)]
+    stream.put_token(1, 4, 0.0)
+    assert take(stream).cached_tokens == 0
+
+
 def test_take_waits_for_something_new() -> None:
     stream = TokenStream("a", 100, 1.0)
     stream.put(chunk(0, 2), 0.0)

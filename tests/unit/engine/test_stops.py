@@ -144,6 +144,12 @@ def test_only_behind_the_end_of_thinking() -> None:
     assert run(ids, ["\n"], scope=scope) == (10, "a STOP b")
     late = [*ids[:9], *byte_ids("c\n\nd")]
     assert run(late, ["\n\n"], scope=scope) == (9 + 3, "a STOP bc")
+    # The markup of tool calls ends the search, another border begins it again.
+    calls = StopScope(THINK_END, skip_newlines=True, end_token=EOS)
+    assert run([EOS, *byte_ids("STOP")], ["STOP"], scope=calls) is None
+    assert run([*byte_ids("ST"), EOS, *byte_ids("OP")], ["STOP"], scope=calls) is None
+    ids = [EOS, *byte_ids("STOP"), THINK_END, *byte_ids("STOP")]
+    assert run(ids, ["STOP"], scope=calls) == (10, "STOP")
     # A control token in between breaks a match.
     broken = [THINK_END, *byte_ids("ST"), THINK_END, *byte_ids("OP")]
     assert run(broken, ["STOP"], scope=scope) is None

@@ -1,35 +1,25 @@
-"""Tokenizer, incremental detokenizer and the start-up check, on the tiny byte-level tokenizer."""
+"""Tokenizer and incremental detokenizer on the tiny byte-level tokenizer."""
 
 from __future__ import annotations
 
 import json
-import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CheckpointError, InvalidRequest, ModelConfigError
-from headrace.model.tiny_tokenizer import IMAGE, NOISE, control_ids, tiny_tokenizer
-from headrace.recipe import (
-    ChatCodec,
-    ConfigTokenIds,
-    RenderedPrompt,
-    Segment,
-    SpecialTokens,
-    Tokenizer,
-    bind,
-)
+from headrace.errors import CheckpointError, InvalidRequest
+from headrace.model.tiny_tokenizer import control_ids, tiny_tokenizer
+from headrace.recipe.render.prompt import RenderedPrompt
+from headrace.recipe.tokenizer import Tokenizer
+from tests.unit.recipe import golden
 
 CONTENT = tiny_tokenizer()
 IDS = control_ids()
 TOKENIZER = Tokenizer(json.dumps(CONTENT).encode())
-CONFIG = {
-    "image_token_id": IDS[IMAGE],
-    "text_config": {"eos_token_id": 1, "dspark_noise_token_id": IDS[NOISE]},
-}
 
 
 @given(st.text())
@@ -82,17 +72,86 @@ def test_plain_text_has_no_control_ids() -> None:
         assert not any(TOKENIZER.is_added(token) for token in TOKENIZER.encode(spelling))
 
 
-def test_a_special_segment_outside_the_added_vocabulary_is_refused() -> None:
+def test_a_control_token_outside_the_added_vocabulary_is_refused() -> None:
     # "the" is a token, but not an added one.
-    with pytest.raises(InvalidRequest, match=r'"the".*added vocabulary'):
-        TOKENIZER.encode_prompt(RenderedPrompt((Segment("the", special=True),)))
+    prompt = RenderedPrompt(("a", "the", "b"))
+    for encode in (TOKENIZER.encode_prompt, TOKENIZER.count):
+        with pytest.raises(InvalidRequest) as caught:
+            encode(prompt)
+        assert str(caught.value) == (
+            'failed to encode conversation: special token "the" is not in the added vocabulary'
+        )
 
 
 def test_a_lone_surrogate_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="surrogate"):
-        TOKENIZER.encode("\ud800")
-    with pytest.raises(InvalidRequest, match="surrogate"):
-        TOKENIZER.encode_prompt(RenderedPrompt((Segment("\ud800"),)))
+    for call in (
+        lambda: TOKENIZER.encode("\ud800"),
+        lambda: TOKENIZER.encode_full("\ud800"),
+        lambda: TOKENIZER.encode_prompt(RenderedPrompt(("\ud800",))),
+    ):
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            call()
+
+
+REGIONS = st.lists(st.text(alphabet="ab 1\n<｜>User北é", max_size=12), min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(REGIONS, st.data())
+def test_regions_do_not_see_each_other(regions: list[str], data: st.DataObject) -> None:
+    parts, ids = [regions[0]], TOKENIZER.encode(regions[0])
+    for region in regions[1:]:
+        spelling = data.draw(st.sampled_from(sorted(IDS)))
+        parts += [spelling, region]
+        ids += [IDS[spelling], *TOKENIZER.encode(region)]
+    prompt = RenderedPrompt(tuple(parts))
+    # The second time from the cache.
+    assert TOKENIZER.encode_prompt(prompt) == ids
+    assert TOKENIZER.encode_prompt(prompt) == ids
+    assert TOKENIZER.count(prompt) == len(ids) >= TOKENIZER.least_tokens(prompt)
+
+
+def test_a_result_can_be_changed_without_harm() -> None:
+    prompt = RenderedPrompt(("hello there", "<｜User｜>", "hello"))
+    expected = list(TOKENIZER.encode_prompt(prompt))
+    TOKENIZER.encode_prompt(prompt).clear()
+    assert TOKENIZER.encode_prompt(prompt) == expected
+
+
+def test_only_the_helper_for_full_text_finds_spellings() -> None:
+    text = "a<｜User｜>b</think>"
+    full = [*TOKENIZER.encode("a"), IDS["<｜User｜>"], *TOKENIZER.encode("b"), IDS["</think>"]]
+    assert TOKENIZER.encode_full(text) == full
+    assert len(TOKENIZER.encode(text)) > len(full)
+
+
+def test_tables_by_id() -> None:
+    north = TOKENIZER.encode("北")
+    assert [TOKENIZER.whole_text(token) for token in north] == [None] * len(north)
+    assert b"".join(map(TOKENIZER.token_bytes, north)) == "北".encode()
+    (the,) = TOKENIZER.encode(" the")
+    assert (TOKENIZER.whole_text(the), TOKENIZER.is_added(the)) == (" the", False)
+    user = IDS["<｜User｜>"]
+    assert (TOKENIZER.whole_text(user), TOKENIZER.is_added(user)) == ("<｜User｜>", True)
+    assert TOKENIZER.token_bytes(user) == "<｜User｜>".encode()
+    for unknown in (-1, TOKENIZER.vocab_size):
+        assert TOKENIZER.whole_text(unknown) is None
+        assert TOKENIZER.token_bytes(unknown) == b""
+        assert not TOKENIZER.is_added(unknown)
+
+
+def test_threads_share_one_tokenizer() -> None:
+    # A cache too small for all of it, so that generations change all the time.
+    tokenizer = Tokenizer(json.dumps(CONTENT).encode(), cache_bytes=6_000)
+    prompts = [
+        RenderedPrompt((f"the number {n % 7}", "<｜User｜>", "house " * (n % 11), "<think>", ""))
+        for n in range(300)
+    ]
+    expected = [TOKENIZER.encode_prompt(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            assert list(threads.map(tokenizer.encode_prompt, prompts)) == expected
+    assert tokenizer.cache.size_bytes <= 6_000
 
 
 @pytest.mark.parametrize(
@@ -110,45 +169,6 @@ def test_broken_files_are_named(change: bytes | dict[str, Any], text: str) -> No
     data = change if isinstance(change, bytes) else json.dumps({**CONTENT, **change}).encode()
     with pytest.raises(CheckpointError, match="t.json.*" + text):
         Tokenizer(data, source="t.json")
-
-
-def write(directory: Path, config: object = CONFIG, tokenizer: object = CONTENT) -> Path:
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return directory
-
-
-def test_binding_takes_the_image_spelling_of_the_checkpoint(tmp_path: Path) -> None:
-    codec = ChatCodec.from_directory(write(tmp_path))
-    assert codec.special.image == IMAGE
-    assert len(codec.special.grounding) == 8
-
-
-def test_binding_lists_everything_that_is_missing() -> None:
-    gone = {"<｜System｜>", "<think>", "<｜User｜>", IMAGE}
-    tokens = [token for token in CONTENT["added_tokens"] if token["content"] not in gone]  # type: ignore[attr-defined]
-    tokenizer = Tokenizer(json.dumps({**CONTENT, "added_tokens": tokens}).encode())
-    with pytest.raises(CheckpointError) as caught:
-        bind(tokenizer, ConfigTokenIds(eos=2, image=IDS[IMAGE], noise=100_000))
-    text = str(caught.value)
-    for part in (*gone - {IMAGE}, "<｜image｜>", "eos_token_id 2", "noise_token_id 100000"):
-        assert part in text
-    assert "<｜Assistant｜>" not in text
-
-
-def test_binding_compares_the_image_id() -> None:
-    with pytest.raises(CheckpointError, match="image_token_id 7"):
-        bind(TOKENIZER, ConfigTokenIds(eos=1, image=7, noise=None))
-    with pytest.raises(CheckpointError, match="<x>"):
-        bind(TOKENIZER, ConfigTokenIds(1, IDS[IMAGE], None), SpecialTokens(image="<x>"))
-
-
-def test_grounding_spellings_that_are_no_tokens_stay_text() -> None:
-    tokens = [t for t in CONTENT["added_tokens"] if t["content"] != "<｜box｜>"]  # type: ignore[attr-defined]
-    tokenizer = Tokenizer(json.dumps({**CONTENT, "added_tokens": tokens}).encode())
-    special = bind(tokenizer, ConfigTokenIds(1, IDS[IMAGE], None))
-    assert "<｜box｜>" not in special.grounding
-    assert "<｜/box｜>" in special.grounding
 
 
 ADDED: list[dict[str, Any]] = CONTENT["added_tokens"]  # type: ignore[assignment]
@@ -173,54 +193,17 @@ def test_one_token_has_one_id(change: dict[str, Any], text: str) -> None:
         Tokenizer(json.dumps({**CONTENT, **change}).encode(), source="t.json")
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_ids_lie_in_the_vocabulary_of_the_model(tmp_path: Path, nested: bool) -> None:
-    size = {"vocab_size": 511, "eos_token_id": 1}
-    config = {"image_token_id": IDS[IMAGE], "text_config": size} if nested else size
-    with pytest.raises(CheckpointError, match=r"token 511, config\.json says vocab_size 511"):
-        ChatCodec.from_directory(write(tmp_path, config))
-    size["vocab_size"] = 512
-    assert ChatCodec.from_directory(write(tmp_path, config)).tokenizer.vocab_size == 512
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path) / name
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
-        ChatCodec.from_directory(tmp_path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
-        ChatCodec.from_directory(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "error", "text"),
-    [
-        (None, CheckpointError, "config.json"),
-        ("{", ModelConfigError, "not valid JSON"),
-        ([], ModelConfigError, "JSON object"),
-        ({"text_config": 3}, ModelConfigError, "text_config"),
-        ({}, ModelConfigError, "eos_token_id is missing"),
-        ({"eos_token_id": "1"}, ModelConfigError, "eos_token_id must be an integer"),
-        ({"eos_token_id": 1, "image_token_id": -1}, ModelConfigError, "image_token_id"),
-    ],
-)
-def test_broken_configs_are_named(
-    tmp_path: Path, config: object, error: type[Exception], text: str
-) -> None:
-    write(tmp_path)
-    path = tmp_path / "config.json"
-    if config is None:
-        path.unlink()
-    else:
-        path.write_text(config if isinstance(config, str) else json.dumps(config))
-    with pytest.raises(error, match=text):
-        ConfigTokenIds.from_directory(tmp_path)
-
-
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "unit", ["<", "｜", " ", "\n", "a", "qz", "7", "的", "😀", "\0", "\u0301", "[", '{"a":', "\\"]
+)
+def test_a_megabyte_of_anything_survives(unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))
+    tokenizer = golden.real_tokenizer()
+    ids = tokenizer.encode(text)
+    assert tokenizer.least_text_tokens(text) <= len(ids)
+    assert tokenizer.decode(ids) == text
