@@ -2,7 +2,7 @@
 # needs and does its job; a second run installs nothing.
 
 define HELP
-make serve     serve a tiny random model on this machine (MODEL=DIR: another one)
+make serve     serve the embedded model on this machine (MODEL=DIR: another one)
 make test      run the tests
 make check     format, lint, types, layers, sizes, spelling
 make install   everything a developer needs, in .venv
@@ -19,8 +19,7 @@ PYTHON ?=
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-TINY := .cache/tiny-8
-MODEL ?= $(TINY)
+MODEL ?=
 
 .PHONY: help serve test check install clean
 .DELETE_ON_ERROR:
@@ -39,12 +38,8 @@ $(VENV)/.%-$(TORCH): pyproject.toml constraints.txt scripts/install
 
 install: $(VENV)/.dev-$(TORCH)
 
-serve: $(VENV)/.run-$(TORCH) $(if $(filter $(TINY),$(MODEL)),$(TINY)/config.json)
+serve: $(VENV)/.run-$(TORCH)
 	@$(BIN)/headrace serve $(MODEL) $(ARGS)
-
-$(TINY)/config.json: | $(VENV)/.run-$(TORCH)
-	@rm -rf $(TINY)
-	@$(BIN)/headrace tiny --preset tiny-8 --seed 1 --out $(TINY)
 
 test: $(VENV)/.test-$(TORCH)
 	@scripts/test $(ARGS)

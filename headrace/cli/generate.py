@@ -38,7 +38,7 @@ def command(
     One prompt, streamed to standard output (reasoning goes to standard error; `-` reads the prompt
     from standard input):
 
-        headrace generate my-model "Why is the sky blue?" --max-tokens 200
+        headrace generate tiny "What is 27 + 58?" --temperature 0
         headrace generate my-model "Once upon a time" --raw --temperature 0
 
     A file of prompts:
@@ -71,7 +71,8 @@ def command(
     Parameters
     ----------
     checkpoint: Path
-        Directory in the official layout: config.json, tokenizer.json, *.safetensors.
+        Directory in the official layout: config.json, tokenizer.json, *.safetensors; or `tiny`, the
+        embedded model (unless there is a directory of that name).
     prompt: str
         The prompt; `-` reads it from standard input.
     input_path: Path
@@ -109,6 +110,7 @@ def command(
     config: Path
         TOML file with more settings in [engine] (also: HEADRACE_CONFIG).
     """
+    from headrace.cli.checkpoint import checkpoint_path
     from headrace.cli.generate_run import GenerateOptions, generate
     from headrace.cli.prompt_file import PromptOptions
     from headrace.config import flags_of, naming_flags
@@ -123,7 +125,7 @@ def command(
         ignore_eos=ignore_eos,
     )
     options = GenerateOptions(
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_path(checkpoint),
         prompt=prompt,
         input_path=input_path,
         output_path=output_path,

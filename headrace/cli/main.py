@@ -31,13 +31,15 @@ _HELP = """Inference for DeepSeek-V4.1-Flash and the V4 family.
 
 A model is a directory in the official layout: config.json, tokenizer.json, *.safetensors.
 
-Try it without a download (random weights, so the answers are noise):
+Try it without a download, with the small model that comes along:
 
 ```
-headrace tiny --preset tiny-8 --seed 1 --out my-model
-headrace serve my-model
-headrace generate my-model "Hello"
+headrace chat
+headrace serve
+headrace generate tiny "What is 27 + 58?"
 ```
+
+With a model of your own: `headrace serve my-model`.
 
 Every command explains itself: `headrace serve --help`.
 Exit codes: 0 ok, 1 a check failed, 2 bad usage, config or request, 3 bad checkpoint or
@@ -64,6 +66,11 @@ _COMMANDS = (
         ("generate",),
         "headrace.cli.generate:command",
         "Complete one prompt, or a JSONL file of prompts, without a server.",
+    ),
+    _Command(
+        ("chat",),
+        "headrace.cli.chat:command",
+        "Talk to a model in the terminal.",
     ),
     _Command(
         ("tiny",),
@@ -101,6 +108,11 @@ _COMMANDS = (
         "Turn a model's output (ids, text or chunks) into a response or its events.",
     ),
     _Command(
+        ("eval", "tiny"),
+        "headrace.cli.eval:command",
+        "Ask the embedded model tasks with known answers and print the table.",
+    ),
+    _Command(
         ("ops",),
         "headrace.cli.ops:command",
         "Show which implementation each operator uses, and why not the others.",
@@ -109,6 +121,7 @@ _COMMANDS = (
 
 _GROUPS = {
     "check": "Check golden cases.",
+    "eval": "Measure what a model can do.",
     "recipe": "The token codec alone: requests to prompts and ids, outputs to responses.",
 }
 

@@ -179,7 +179,7 @@ class PromptEncoder:
                 (SystemMessage(PromptText.of(options.system)), user), thinking
             )
         stage = ThinkingStage.REASONING_START if thinking else None
-        return self._chat(conversation, ParsingOptions(thinking_stage=stage), sampling)
+        return self.conversation(conversation, ParsingOptions(thinking_stage=stage), sampling)
 
     def _messages(
         self, wire: PromptLine, thinking: bool, sampling: SamplingParams
@@ -194,15 +194,16 @@ class PromptEncoder:
         }
         request = convert_chat(msgspec.json.encode(body), self._codec.options(_MODEL))
         check_supported(request)
-        return self._chat(request.conversation, request.parsing, sampling)
+        return self.conversation(request.conversation, request.parsing, sampling)
 
     def _plain(self, ids: tuple[int, ...], sampling: SamplingParams) -> PreparedPrompt:
         parser = PlainParser(self._codec.tokenizer.detokenizer())
         return PreparedPrompt(ids, self._limited(ids, sampling, DEFAULT_MAX_TOKENS), parser)
 
-    def _chat(
+    def conversation(
         self, conversation: Conversation, parsing: ParsingOptions, sampling: SamplingParams
     ) -> PreparedPrompt:
+        """The prompt of a whole conversation. Raises InvalidRequest, ContextTooLong."""
         ids = tuple(self._codec.encode(conversation, context_limit=self._max_model_len))
         limited = self._limited(ids, sampling, conversation.default_max_tokens)
         return PreparedPrompt(ids, limited, AnswerText(self._codec, parsing))

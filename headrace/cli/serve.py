@@ -13,7 +13,7 @@ from headrace.cli.integer import Integer
 
 
 def command(
-    checkpoint: Path,
+    checkpoint: Path | None = None,
     /,
     *,
     host: str | None = None,
@@ -42,11 +42,10 @@ def command(
 
     Example:
 
-        headrace tiny --preset tiny-8 --seed 1 --out my-model
-        headrace serve my-model --port 8000
+        headrace serve
         curl -N http://127.0.0.1:8000/v1/chat/completions \\
-          -H 'content-type: application/json' -d '{"model": "my-model", "max_tokens": 64,
-          "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+          -H 'content-type: application/json' -d '{"model": "tiny", "max_tokens": 64,
+          "stream": true, "messages": [{"role": "user", "content": "What is 27 + 58?"}]}'
 
     Settings come from the command line, then HEADRACE_API_KEYS, then the TOML file (sections
     [server] and [engine]; docs/config.md lists all settings), then the defaults. The first SIGTERM
@@ -55,7 +54,8 @@ def command(
     Parameters
     ----------
     checkpoint: Path
-        Directory in the official layout: config.json, tokenizer.json, *.safetensors.
+        Directory in the official layout: config.json, tokenizer.json, *.safetensors (default:
+        the embedded model, also called `tiny`).
     host: str
         Address to listen on (127.0.0.1: this machine only; 0.0.0.0: every network).
     port: int
@@ -93,6 +93,7 @@ def command(
     config: Path
         TOML file with more settings (also: HEADRACE_CONFIG).
     """
+    from headrace.cli.checkpoint import checkpoint_path
     from headrace.cli.serve_run import serve
     from headrace.config import flags_of, naming_flags
 
@@ -116,5 +117,5 @@ def command(
     }
     renamed = {"server.api_keys": "--api-key", "server.default_thinking_mode": "--thinking"}
     with naming_flags(flags_of(overrides, renamed)):
-        asyncio.run(serve(checkpoint, config, overrides))
+        asyncio.run(serve(checkpoint_path(checkpoint), config, overrides))
     sys.stderr.flush()

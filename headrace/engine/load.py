@@ -8,6 +8,7 @@ the engine process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.core.protocols import Tokenizer
-from headrace.engine.engine import Engine
+from headrace.engine.engine import Engine, default_threads
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
+from headrace.model.spec import ModelSpec
 from headrace.ops.numerics import Numerics
+from headrace.platforms.cpu import CpuPlatform
 
 # Enough to complete compressed entries of every ratio but 128.
 _WARM_UP_TOKENS = 8
@@ -51,9 +54,21 @@ def load_engine(
     with (done_bytes, total_bytes) while weights are read. Raises CheckpointError, ModelConfigError,
     UnsupportedError, ConfigError.
     """
-    model = load_model(checkpoint, numerics_of(config), progress=progress)
-    warm_up(model)
+    with loading_threads(checkpoint, config):
+        model = load_model(checkpoint, numerics_of(config), progress=progress)
+        warm_up(model)
     return Engine(config, model, tokenizer=tokenizer)
+
+
+def loading_threads(checkpoint: Path, config: EngineConfig) -> AbstractContextManager[None]:
+    """As many threads while the weights are read as the engine will use.
+
+    Tensors of a small model cost microseconds on one thread and, on a busy machine, a thousand
+    times as much on several.
+    """
+    platform = CpuPlatform()
+    spec = ModelSpec.from_directory(checkpoint)
+    return platform.threads(config.threads or default_threads(spec, platform))
 
 
 def warm_up(model: Model) -> None:

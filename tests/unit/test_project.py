@@ -26,6 +26,7 @@ PACKAGE = Path(headrace.__file__).resolve().parent
 COMMANDS = [
     ["serve"],
     ["generate"],
+    ["chat"],
     ["tiny"],
     ["check", "model"],
     ["check", "recipe"],
@@ -33,6 +34,7 @@ COMMANDS = [
     ["recipe", "encode"],
     ["recipe", "count"],
     ["recipe", "decode"],
+    ["eval", "tiny"],
     ["ops"],
 ]
 

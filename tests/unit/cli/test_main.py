@@ -82,7 +82,10 @@ def test_unknown_words_of_a_group_get_the_groups_commands(
         "",
         "error: unknown command 'ops'. Known: model, recipe.\nSee `headrace check --help`.\n",
     )
-    assert "Known: check, generate, ops, recipe, serve, tiny." in exit_and_text(capsys, "xyzzy")[2]
+    assert (
+        "Known: chat, check, eval, generate, ops, recipe, serve, tiny."
+        in exit_and_text(capsys, "xyzzy")[2]
+    )
 
 
 def test_case_directories_are_positional_only(capsys: pytest.CaptureFixture[str]) -> None:

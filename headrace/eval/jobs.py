@@ -1,0 +1,141 @@
+"""The whole evaluation, cut into tasks for several processes.
+
+Contract: results do not depend on the number of processes. Called by `headrace eval tiny`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from headrace.eval.english import Loss, held_out, losses
+from headrace.eval.families import FAMILIES
+from headrace.eval.plan import Question, questions
+from headrace.eval.run import EvalOptions, Examiner, Result
+
+ENGLISH = "english"
+EVERYTHING = (*FAMILIES, ENGLISH)
+_PART = 64  # questions of one task
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Questions first .. last-1 of a family, or one piece of English (`first`)."""
+
+    family: str
+    seed: int
+    count: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was found out so far."""
+
+    results: list[Result] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+
+
+def tasks(families: Sequence[str], seed: int, count: int) -> list[Task]:
+    """All tasks, the longest first."""
+    result = []
+    for family in sorted(families, key=lambda name: name not in ("recall", ENGLISH, "tools")):
+        if family == ENGLISH:
+            result += [Task(family, seed, count, piece, piece + 1) for piece in first_pieces()]
+            continue
+        first = 0
+        for part in _parts(questions(family, seed, count), family):
+            result.append(Task(family, seed, count, first, first + len(part)))
+            first += len(part)
+    return result
+
+
+def first_pieces() -> list[int]:
+    """The first held-out piece of every source of English."""
+    places: dict[str, int] = {}
+    for place, (source, _) in enumerate(held_out()):
+        places.setdefault(source, place)
+    return list(places.values())
+
+
+def _parts(asked: list[Question], family: str) -> Iterator[list[Question]]:
+    """Runs of questions; those of one sample stay together, since they share their text."""
+    size = 32 if family == "recall" else _PART
+    part: list[Question] = []
+    for question in asked:
+        new = not part or (question.seed, question.item.part) != (part[-1].seed, part[-1].item.part)
+        if len(part) >= size and new:
+            yield part
+            part = []
+        part.append(question)
+    if part:
+        yield part
+
+
+class Worker:
+    """Does tasks with one examiner."""
+
+    def __init__(self, options: EvalOptions) -> None:
+        self._examiner = Examiner(options)
+
+    def do(self, task: Task) -> tuple[Task, list[Result], list[Loss]]:
+        """The results of one task."""
+        examiner = self._examiner
+        if task.family == ENGLISH:
+            model = examiner.model
+            found = losses(model, examiner.tokenizer, task.first, model.spec.bos_id)
+            return task, [], found
+        asked = _questions(task.family, task.seed, task.count)[task.first : task.last]
+        return task, examiner.ask(asked), []
+
+
+@lru_cache(maxsize=16)
+def _questions(family: str, seed: int, count: int) -> list[Question]:
+    return questions(family, seed, count)
+
+
+# The worker of a process of the pool, set once when it starts.
+_worker: list[Worker] = []
+
+
+def _start(options: EvalOptions) -> None:
+    _worker.append(Worker(options))
+
+
+def _do(task: Task) -> tuple[Task, list[Result], list[Loss]]:
+    return _worker[0].do(task)
+
+
+def evaluate(
+    options: EvalOptions,
+    todo: Sequence[Task],
+    *,
+    processes: int = 1,
+    progress: Callable[[Task], None] = lambda task: None,
+) -> Outcome:
+    """Do all tasks. `progress` is told every finished one."""
+    outcome = Outcome()
+    with _done(options, todo, processes) as results:
+        for task, found, found_losses in results:
+            outcome.results += found
+            outcome.losses += found_losses
+            progress(task)
+    return outcome
+
+
+@contextmanager
+def _done(
+    options: EvalOptions, todo: Sequence[Task], processes: int
+) -> Iterator[Iterator[tuple[Task, list[Result], list[Loss]]]]:
+    if processes == 1:
+        worker = Worker(options)
+        yield map(worker.do, todo)
+        return
+    # Spawned: operators may have threads, which a fork would lose.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(processes, len(todo)), _start, (options,)) as pool:
+        yield pool.imap_unordered(_do, todo)
