@@ -256,7 +256,7 @@ def test_a_terminal_dims_thoughts_and_gets_no_control_characters(
         terminal.flush()
         # A terminal hands over what it has: the last thing written is the end.
         data = b""
-        while "ä".encode() not in data:
+        while 'ä"'.encode() not in data:
             data += os.read(leader, 10_000)
         shown = data.decode()
     os.close(leader)
