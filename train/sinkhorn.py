@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from headrace.ops.reference import hyper_connections as reference
 
@@ -71,7 +72,7 @@ if triton is not None:
         tl.store(g_in + place, g, mask=inside)
 
 
-@torch.library.custom_op("headrace_train::sinkhorn", mutates_args=())
+@custom_op("headrace_train::sinkhorn", mutates_args=())
 def _sinkhorn(x: Tensor, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
     steps = 2 * iterations - 1
     x = x.contiguous()
@@ -87,7 +88,7 @@ def _(x: Tensor, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty((x.shape[0], 2 * iterations - 1, 4))
 
 
-@torch.library.custom_op("headrace_train::sinkhorn_backward", mutates_args=())
+@custom_op("headrace_train::sinkhorn_backward", mutates_args=())
 def _sinkhorn_backward(out: Tensor, divisors: Tensor, g: Tensor, eps: float) -> Tensor:
     g = g.contiguous()
     g_in = torch.empty_like(g)

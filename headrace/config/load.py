@@ -116,6 +116,7 @@ def build_section(cls: type[Section], name: str, settings: Mapping[str, object])
     section = settings.get(name, {})
     if not isinstance(section, Mapping):
         raise ConfigError(f"[{name}] must be a section, got {section!r}.", param=name)
+    # cls is a dataclass; Python has no type that says so.
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for key in section:
         if key not in known:

@@ -209,6 +209,7 @@ class LLM:
                         "token id; token ids are integers.",
                         param="prompt",
                     )
+            # Each was checked above, which mypy cannot carry over to the list.
             return ids  # type: ignore[return-value]
         if self._tokenizer is None:
             raise InvalidRequest(

@@ -72,6 +72,7 @@ class CustomInput:
         parts: list[str] = []
         place, end = 0, len(text)
         while place < end:
+            # The pattern matches the empty text too: there always is a match.
             stop = _PLAIN.match(text, place).end()  # type: ignore[union-attr]
             parts.append(text[place:stop])
             if stop == end:

@@ -93,6 +93,7 @@ class MessagesWriter:
         """Events of the items."""
         events: list[Event] = []
         for item in items:
+            # Stored, as several branches ask for it; mypy narrows nothing by it: hence the waivers.
             kind = type(item)
             if kind is CallArguments:
                 if self._open is not None and self._open.kind is CallNamed:
@@ -186,6 +187,7 @@ class MessagesWriter:
         self._delta = Delta("content_block_delta", prefix, b'"}}')
 
     def _add(self, text: str, events: list[Event]) -> None:
+        # Callers have seen to it that a block is open.
         self._open.parts.append(text)  # type: ignore[union-attr]
         name, prefix, suffix, _ = self._delta
         events.append(Event(name, prefix + json_text(text)[1:-1] + suffix))

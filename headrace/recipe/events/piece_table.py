@@ -64,6 +64,7 @@ class PieceTable(dict[int, bytes | None]):
     def __missing__(self, token_id: int) -> bytes | None:
         value = self._escaped[token_id] if 0 <= token_id < len(self._escaped) else None
         if value is not None:
+            # What has an escaped text has a text.
             text: str = self._texts[token_id]  # type: ignore[assignment]
             if self._find_anywhere.search(text) is not None:
                 value = None
@@ -86,7 +87,7 @@ class PieceTable(dict[int, bytes | None]):
         return json_text(escaped(text) if self._value else text)[1:-1]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Text of ids that this table has text of."""
+        """Text of ids that this table has text of: none of them is None here."""
         return "".join(map(self._texts.__getitem__, token_ids))  # type: ignore[arg-type]
 
     def part(self, token_ids: Sequence[int]) -> IdText:

@@ -88,6 +88,7 @@ class ResponsesWriter:
         """Events of the items."""
         events: list[Event] = []
         for item in items:
+            # Stored, as several branches ask for it; mypy narrows nothing by it: hence the waivers.
             kind = type(item)
             if kind is CallArguments:
                 self._arguments(item.text, events)  # type: ignore[union-attr]

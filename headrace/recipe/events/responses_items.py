@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.errors import InternalError
 from headrace.recipe.events.custom_input import CustomInput
 from headrace.recipe.events.event import Delta, Event, json_text, to_json
 from headrace.recipe.json_text import parse_arguments
@@ -254,7 +255,7 @@ class SearchItem:
 
     def write_delta(self, text: str, number: int, entries: list[dict[str, Any]]) -> Event:
         """Never called: the arguments come whole with the end of the item."""
-        raise NotImplementedError
+        raise InternalError("The arguments of a tool search have no deltas.")
 
     def part(self, *, whole: bool = False) -> dict[str, Any] | None:
         """Calls have no content parts."""

@@ -36,7 +36,7 @@ TEXTS = st.lists(
 
 
 def with_and_without_fastokens(content: dict[str, Any]) -> tuple[BatchEncoder, BatchEncoder]:
-    pytest.importorskip("fastokens")
+    pytest.importorskip("fastokens", reason="no wheel for this platform")
     fast = load_encoder(content, "t.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "fastokens", None)
@@ -62,7 +62,7 @@ def test_the_libraries_agree(name: str, texts: list[str]) -> None:
 
 def test_another_pre_tokenizer_may_need_the_reference() -> None:
     # Without any, fastokens gives other ids than tokenizers: the probe finds out.
-    pytest.importorskip("fastokens")
+    pytest.importorskip("fastokens", reason="no wheel for this platform")
     content = {**TINY, "pre_tokenizer": None}
     assert "reference" in load_encoder(content, "t.json").__qualname__
 

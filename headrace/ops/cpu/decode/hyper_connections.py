@@ -34,8 +34,11 @@ def _sum_matrices(hc: int, eps: float, dtype: str) -> tuple[Array, Array, Array]
     same, any_ = np.eye(hc), np.ones((hc, hc))
     rows, columns = np.kron(same, any_), np.kron(any_, same)
     added = np.full((hc * hc, 1), eps)
-    with_eps = (np.hstack((sums, added)).astype(dtype) for sums in (rows, columns))
-    return rows.astype(dtype), *with_eps  # type: ignore[return-value]
+    return (
+        rows.astype(dtype),
+        np.hstack((rows, added)).astype(dtype),
+        np.hstack((columns, added)).astype(dtype),
+    )
 
 
 def sinkhorn(logits: Array, hc: int, iterations: int, eps: float) -> Array:
