@@ -33,6 +33,17 @@ class LogprobRows:
     def __len__(self) -> int:
         return len(self.index)
 
+    def at(self, places: NDArray[np.int64]) -> LogprobRows:
+        """Those whose index is one of `places` (ascending), renumbered by their place there."""
+        mine = np.isin(self.index, places)
+        return LogprobRows(
+            np.searchsorted(places, self.index[mine]),
+            self.logprobs[mine],
+            self.top_ids[mine],
+            self.top_logprobs[mine],
+            self.top_counts[mine],
+        )
+
     def find(self, index: int) -> TokenLogprobs | None:
         """The entry of one sampling row, if it has one."""
         place = int(np.searchsorted(self.index, index))
