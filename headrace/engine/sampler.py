@@ -103,23 +103,19 @@ def draw(
         drawable = tokens >= 0
     draws = drawable & ((flags & DRAWS) != 0)
     processed = drawable & ((flags & LOGPROBS) != 0) & state.processed[rows]
-    # Noise alone decides where no id is dropped; no weights are needed then.
-    plain = draws & ((flags & (SHAPED | GUMBEL)) == GUMBEL)
-    index = np.flatnonzero(plain)
+    noisy = draws & ((flags & GUMBEL) != 0)
+    index = np.flatnonzero(noisy)
     if len(index):
-        table = rows[index]
-        tokens[index] = gumbel.draw(
-            taken(changed, index), state.temperatures[table], state.seeds[table], positions[index]
-        )
-    # Greedy and plain rows go along only for the distribution that they report.
-    weighted = np.flatnonzero((draws & ~plain) | processed)
+        tokens[index] = noisy_tokens(taken(changed, index), state, rows[index], positions[index])
+    # Greedy and noisy rows go along only for the distribution that they report.
+    weighted = np.flatnonzero((draws & ~noisy) | processed)
     agreement = np.full(len(tokens), np.nan)
     parts: list[LogprobRows] = []
     at_once = rows_at_once(logits.shape[1])
     for start in range(0, len(weighted), at_once):
         index = weighted[start : start + at_once]
         block = _Block(changed, state, rows, positions, index)
-        block.draw(tokens, agreement, draws & ~plain, drafts)
+        block.draw(tokens, agreement, draws & ~noisy, drafts)
         if processed[index].any():
             parts.append(block.logprobs(tokens, processed))
     return Drawn(tokens, agreement, parts)
@@ -167,6 +163,28 @@ def shaped_weights(logits: Tensor, state: SamplerState, table: Ids) -> Tensor:
     return weights
 
 
+def noisy_tokens(logits: Tensor, state: SamplerState, table: Ids, positions: Ids) -> Ids:
+    """Draws of the `gumbel` coupling, int64 [R], from edited logits of rows `table`."""
+    tokens = np.empty(len(table), dtype=np.int64)
+    shaped = (state.flags[table] & SHAPED) != 0
+    index = np.flatnonzero(~shaped)
+    if len(index):
+        rows = table[index]
+        tokens[index] = gumbel.draw(
+            taken(logits, index), state.temperatures[rows], state.seeds[rows], positions[index]
+        )
+    shaped_index = np.flatnonzero(shaped)
+    at_once = rows_at_once(logits.shape[1])
+    for start in range(0, len(shaped_index), at_once):
+        index = shaped_index[start : start + at_once]
+        rows, block = table[index], taken(logits, index)
+        survivors = np.nonzero(shaped_weights(block, state, rows).cpu().numpy())
+        tokens[index] = gumbel.draw_among(
+            block, state.temperatures[rows], state.seeds[rows], positions[index], *survivors
+        )
+    return tokens
+
+
 class _Block:
     """Weights of a bounded number of rows."""
 
@@ -182,7 +200,6 @@ class _Block:
         self._positions = positions[index]
         self._temperatures = state.temperatures[table]
         self._top_counts = state.top_logprobs[table]
-        self._gumbel = (state.flags[table] & GUMBEL) != 0
 
     def draw(
         self,
@@ -192,11 +209,7 @@ class _Block:
         drafts: DraftRows | None,
     ) -> None:
         """Put what the rows that are in `draws` [S] draw into `tokens` and `agreement` [S]."""
-        draws = draws[self._index]
-        places = np.flatnonzero(draws & self._gumbel)
-        if len(places):
-            tokens[self._index[places]] = self._noisy(places)
-        places = np.flatnonzero(draws & ~self._gumbel)
+        places = np.flatnonzero(draws[self._index])
         if not len(places):
             return
         index = self._index[places]
@@ -220,18 +233,6 @@ class _Block:
             tokens[index],
             self._top_counts[places],
             index,
-        )
-
-    def _noisy(self, places: Ids) -> Ids:
-        """Draws among the survivors."""
-        owners, ids = np.nonzero(taken(self._weights, places).cpu().numpy())
-        return gumbel.draw_among(
-            taken(self._logits, places),
-            self._temperatures[places],
-            self._seeds[places],
-            self._positions[places],
-            owners,
-            ids,
         )
 
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.rng import Purpose
-from headrace.engine import gumbel
 from headrace.engine.edits import Prefixes, edited
-from headrace.engine.sampler import shaped_weights, taken
-from headrace.engine.sampling_state import DRAWS, GUMBEL, SHAPED, SamplerState
+from headrace.engine.sampler import noisy_tokens, shaped_weights, taken
+from headrace.engine.sampling_state import DRAWS, GUMBEL, SamplerState
 from headrace.engine.speculation import rejection
 from headrace.engine.uniforms import draft_seeds
 
@@ -37,11 +36,9 @@ class DraftPicker:
         flags = state.flags[rows]
         self._draws = (flags & DRAWS) != 0
         self._noisy = (flags & (DRAWS | GUMBEL)) == (DRAWS | GUMBEL)
-        self._shaped = (flags & SHAPED) != 0
         self._rejects = self._draws & ~self._noisy
-        self._seeds = state.seeds[rows]
         # Numbers of their own in every round, see `rng.draft_seed`.
-        self._draft_seeds = draft_seeds(self._seeds, positions - 1)
+        self._seeds = draft_seeds(state.seeds[rows], positions - 1)
         self._ids: list[Ids] = []
         self._weights: list[Tensor] = []
 
@@ -68,7 +65,11 @@ class DraftPicker:
         if self._draws.any():
             ids = ids.copy()
             finite = torch.isfinite(highest).cpu().numpy()
-            self._draw_noisy(ids, logits, positions, finite & self._noisy)
+            noisy = np.flatnonzero(finite & self._noisy)
+            if len(noisy):
+                ids[noisy] = noisy_tokens(
+                    taken(logits, noisy), self._state, self._rows[noisy], positions[noisy]
+                )
             self._draw_weighted(ids, logits, positions, finite & self._rejects)
         self._ids.append(ids)
         return torch.from_numpy(ids).to(logits.device)
@@ -78,28 +79,6 @@ class DraftPicker:
             return None
         begin = np.arange(len(self._rows)) * len(self._ids)
         return Prefixes(np.stack(self._ids, axis=1).ravel(), begin, begin + len(self._ids))
-
-    def _draw_noisy(
-        self, ids: Ids, logits: Tensor, positions: Ids, rows: NDArray[np.bool_]
-    ) -> None:
-        for shaped in (False, True):
-            index = np.flatnonzero(rows & (self._shaped == shaped))
-            if not len(index):
-                continue
-            table, part = self._rows[index], taken(logits, index)
-            arguments = (
-                part,
-                self._state.temperatures[table],
-                self._seeds[index],
-                positions[index],
-            )
-            if shaped:
-                owners, survivors = np.nonzero(
-                    shaped_weights(part, self._state, table).cpu().numpy()
-                )
-                ids[index] = gumbel.draw_among(*arguments, owners, survivors)
-            else:
-                ids[index] = gumbel.draw(*arguments)
 
     def _draw_weighted(
         self, ids: Ids, logits: Tensor, positions: Ids, rows: NDArray[np.bool_]
@@ -114,7 +93,7 @@ class DraftPicker:
             rounded = weights.float()
             kept[torch.from_numpy(index).to(kept.device)] = rounded
             ids[index] = rejection.fresh(
-                rounded.double(), self._draft_seeds[index], positions[index], Purpose.DRAFT
+                rounded.double(), self._seeds[index], positions[index], Purpose.DRAFT
             )
         self._weights.append(kept)
 

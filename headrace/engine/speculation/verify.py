@@ -67,9 +67,9 @@ class Verified:
     """tokens: int64 [T]; request r emits those of its first accepted[r] + 1 rows, the others are
     NO_TOKEN_DRAWN. A row that cannot draw (its highest logit is not finite) is NO_TOKEN_DRAWN too
     and ends acceptance. accepted: int64 [R], drafts accepted. logprobs: of the emitted tokens that
-    want them, `index` counts the T rows, or None. agreement: float64 [T], 1 - TV of the target's and
-    the draft's distribution, the estimated probability of acceptance under `maximal`; NaN where the
-    draft's is not known; None: nowhere.
+    want them, `index` counts the T rows, or None. agreement: float64 [T], 1 - TV of the target's
+    and the draft's distribution, that is, the probability of acceptance under `maximal`; NaN where
+    the draft's is not known; None: nowhere.
     """
 
     tokens: Ids
