@@ -31,6 +31,13 @@ MAX_TOP_LOGPROBS = 2**18  # the engine allows at most its vocabulary, HTTP at mo
 GREEDY_TEMPERATURE = 1e-5
 
 
+class Coupling(StrEnum):
+    """How drafts and drawn tokens share random numbers (docs/decisions/0010-two-couplings.md)."""
+
+    GUMBEL = "gumbel"  # the same noise: tokens are a function of (seed, prompt) alone
+    MAXIMAL = "maximal"  # rejection: most drafts accepted, tokens depend on what was drafted
+
+
 class LogprobsMode(StrEnum):
     """Which distribution log probabilities are of."""
 
@@ -61,7 +68,9 @@ class SamplingParams:
     temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. min_p:
     [0, 1], tokens below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for
     one drawn by the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
-    Numbers may be NumPy's; they become Python's.
+    coupling: "gumbel" or "maximal"; None: "gumbel" with a seed or in a deterministic engine, else
+    "maximal". Without drafts both draw from the same distribution, by different numbers. Numbers
+    may be NumPy's; they become Python's.
 
     max_tokens: >= 1, or None for "up to the context limit". min_tokens: no EOS, stop token or stop
     string ends the answer before it has this many tokens. stop: strings that end the answer; text
@@ -99,6 +108,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     prompt_logprobs: int | None = None
+    coupling: Coupling | None = None
 
     def __post_init__(self) -> None:
         self._make_plain()
@@ -107,6 +117,7 @@ class SamplingParams:
         self._check_ids()
         self._check_end()
         self._check_logprobs()
+        self._check_coupling()
 
     def _make_plain(self) -> None:
         for field in fields(self):
@@ -220,6 +231,13 @@ class SamplingParams:
             raise InvalidRequest(
                 f'logprobs_mode must be "raw" or "processed", got {self.logprobs_mode!r}.',
                 param="logprobs_mode",
+            )
+
+    def _check_coupling(self) -> None:
+        if self.coupling is not None and self.coupling not in tuple(Coupling):
+            raise InvalidRequest(
+                f'coupling must be "gumbel", "maximal" or left out, got {self.coupling!r}.',
+                param="coupling",
             )
 
 

@@ -1,66 +1,108 @@
 """Changes of the logits before the draw: penalties, bias, masks.
 
 Contract: `edited` gives changed logits of the rows that ask for it, in the order of the spec:
-repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids and what
-min_tokens forbids (a grammar mask will belong here). All rows at once by flat indices; every number
-is computed from its own row by exactly rounded operations, so other rows change no bit.
-Used by `engine/sampler.py`.
+repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids, what
+min_tokens forbids, and a grammar's mask. A row behind drafts is changed as if they had been drawn
+(`Prefixes`); what is kept about the request does not change. All rows at once by flat indices;
+every number is computed from its own row by exactly rounded operations, so other rows change no
+bit. Used by `engine/sampler.py` and `engine/speculation/draft_picker.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.penalties import TokenCounts
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
 
 Ids = NDArray[np.int64]
 _Entry = tuple[int, RowEdits]  # row of the logits, its edits
 
 
-def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Tensor:
-    """`logits` [S, vocab] itself when no row is edited, else a changed copy."""
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Drafts that stand before each row: those of row i are ids[begin[i] : end[i]], all int64."""
+
+    ids: Ids
+    begin: Ids
+    end: Ids
+
+    def of(self, row: int) -> Ids:
+        """Drafts before one row, oldest first."""
+        return self.ids[self.begin[row] : self.end[row]]
+
+
+def edited(
+    logits: Tensor,
+    state: SamplerState,
+    rows: Ids,
+    positions: Ids,
+    *,
+    prefixes: Prefixes | None = None,
+    masks: Tensor | None = None,
+) -> Tensor:
+    """`logits` [S, vocab] itself when no row is edited, else a changed copy.
+
+    rows, positions: int64 [S], table row and absolute position of each. masks: int32
+    [S, ceil(vocab / 32)], bit i % 32 of word i // 32 allows id i; None: nobody has one.
+    """
     entries: list[_Entry] = [
         (index, state.edits[int(rows[index])])
         for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
     ]
-    if not entries:
+    if not entries and masks is None:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
-    _penalise(logits, [entry for entry in entries if entry[1].counts is not None])
-    _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
-    drawn = positions - state.prompt_lengths[rows]
-    _ban(logits, entries, lambda index, edits: edits.banned_ids)
-    _ban(
-        logits,
-        entries,
-        lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
-    )
-    _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
+    if entries:
+        _penalise(logits, entries, prefixes)
+        _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
+        drawn = positions - state.prompt_lengths[rows]
+        _ban(logits, entries, lambda index, edits: edits.banned_ids)
+        _ban(
+            logits,
+            entries,
+            lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
+        )
+        _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
+    if masks is not None:
+        _keep_masked(logits, masks)
     return logits
 
 
-def _penalise(logits: Tensor, entries: Sequence[_Entry]) -> None:
+def _penalise(logits: Tensor, entries: Sequence[_Entry], prefixes: Prefixes | None) -> None:
     known = [(index, edits, edits.counts) for index, edits in entries if edits.counts is not None]
     if not known:
         return
-    flat, where = _flat(logits, [(index, counts.ids) for index, _, counts in known])
-    lengths = [len(counts.ids) for _, _, counts in known]
+    listed = [_counted(counts, index, prefixes) for index, _, counts in known]
+    flat, where = _flat(
+        logits, [(index, ids) for (index, _, _), (ids, _) in zip(known, listed, strict=True)]
+    )
+    lengths = [len(ids) for ids, _ in listed]
 
     def spread(values: list[float]) -> Tensor:
         return _like(logits, np.repeat(np.array(values, dtype=np.float64), lengths))
 
-    counts = _like(logits, np.concatenate([counts.counts for _, _, counts in known]))
+    counts = _like(logits, np.concatenate([counts for _, counts in listed]))
     repetition = spread([edits.repetition for _, edits, _ in known])
     values = flat[where]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= spread([edits.frequency for _, edits, _ in known]) * counts
     values -= spread([edits.presence for _, edits, _ in known]) * (counts > 0)
     flat[where] = values
+
+
+def _counted(counts: TokenCounts, row: int, prefixes: Prefixes | None) -> tuple[Ids, Ids]:
+    """Ids that occurred before a row and how often each was drawn."""
+    drafts = None if prefixes is None else prefixes.of(row)
+    if drafts is None or not len(drafts):
+        return counts.ids, counts.counts
+    return counts.with_drafts(drafts)
 
 
 def _add_bias(logits: Tensor, entries: Sequence[_Entry]) -> None:
@@ -91,6 +133,12 @@ def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
         kept = flat[where]
         logits[[index for index, _ in known]] = -torch.inf
         flat[where] = kept
+
+
+def _keep_masked(logits: Tensor, masks: Tensor) -> None:
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (masks.to(logits.device)[:, :, None] >> bits) & 1  # [S, words, 32]
+    logits.masked_fill_(allowed.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
 def _flat(logits: Tensor, listed: Sequence[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,16 @@ class LogprobRows:
         place = int(np.searchsorted(self.index, index))
         return self.record(place) if place < len(self) and self.index[place] == index else None
 
+    def where(self, kept: NDArray[np.bool_]) -> LogprobRows:
+        """The entries at which `kept` [R] is true."""
+        return LogprobRows(
+            self.index[kept],
+            self.logprobs[kept],
+            self.top_ids[kept],
+            self.top_logprobs[kept],
+            self.top_counts[kept],
+        )
+
     def record(self, place: int) -> TokenLogprobs:
         """Entry number `place` as an object."""
         count = int(self.top_counts[place])

@@ -61,6 +61,15 @@ class TokenCounts:
             self._size += 1
         self._counts[place] += 1
 
+    def with_drafts(self, drafts: Ids) -> tuple[Ids, Ids]:
+        """(ids, counts) as they were after drawing `drafts`, int64 [k]; these counts stay."""
+        drafted, often = np.unique(drafts, return_counts=True)
+        places = np.array([self._place.get(token, -1) for token in drafted.tolist()], np.int64)
+        known, new = places >= 0, places < 0
+        counts = self.counts.copy()
+        counts[places[known]] += often[known]
+        return np.concatenate((self.ids, drafted[new])), np.concatenate((counts, often[new]))
+
     def copy(self) -> TokenCounts:
         """Independent counts with the same content."""
         twin = TokenCounts.__new__(TokenCounts)

@@ -1,0 +1,1 @@
+"""Drafting ahead: how drafts are drawn, checked and accepted."""
