@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.core.speculation import MAX_FIXED_DRAFTS, Policy
 from headrace.errors import ConfigError
 
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
@@ -37,6 +38,11 @@ class EngineConfig:
     result that of a cold run) or "off" (no hits until window records are stored). truncate: whether
     the layers after the last KV source run on the last rows of a prompt only; None: where the model
     allows it.
+
+    speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
+    adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
+    None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
+    the next step is planned while one runs.
     """
 
     dtype: str = "float32"
@@ -56,13 +62,18 @@ class EngineConfig:
     prefix_cache: bool = True
     replay: str = "bounded"
     truncate: str | None = None
+    speculation: str | None = None
+    draft_length: int | None = None
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
         self._check_choice("replay", REPLAY_MODES)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
-        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache"):
+        if self.speculation is not None:
+            Policy.parse(self.speculation)
+        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
@@ -77,6 +88,7 @@ class EngineConfig:
         self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
+        self._check_integer("draft_length", 1, MAX_FIXED_DRAFTS, optional=True)
         self._check_together()
 
     def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:

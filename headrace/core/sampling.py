@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from headrace.core.plain import is_huge, plain, plain_ids
+from headrace.core.speculation import Policy
 from headrace.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -68,6 +69,9 @@ class SamplingParams:
     temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. min_p:
     [0, 1], tokens below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for
     one drawn by the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
+    speculation: drafts that a step verifies, "off", "fixed:K" or "adaptive"; None: as the engine is
+    set.
+
     coupling: "gumbel" or "maximal"; None: "gumbel" with a seed or in a deterministic engine, else
     "maximal". Without drafts both draw from the same distribution, by different numbers. Numbers
     may be NumPy's; they become Python's.
@@ -108,6 +112,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     prompt_logprobs: int | None = None
+    speculation: str | None = None
     coupling: Coupling | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +123,8 @@ class SamplingParams:
         self._check_end()
         self._check_logprobs()
         self._check_coupling()
+        if self.speculation is not None:
+            Policy.parse(self.speculation, param="speculation", error=InvalidRequest)
 
     def _make_plain(self) -> None:
         for field in fields(self):
