@@ -37,6 +37,7 @@ class StepCost:
         self.draft = draft if draft is not None else Curve.linear(0.0, 0.0)
         self.sampler = sampler if sampler is not None else Curve.linear(0.0, 0.0)
         self.slope_s_per_row = 0.0
+        self._table: Floats = np.empty(0)  # verify_s by rows, at the present slope
         self._places = np.zeros(WINDOW_STEPS, dtype=np.int64)
         self._residuals = np.zeros(WINDOW_STEPS)
         self._observed = 0
@@ -44,12 +45,15 @@ class StepCost:
         self._sampled_by_size = [deque[float](maxlen=SAMPLER_SAMPLES) for _ in range(_buckets())]
 
     def verify_s(self, first_rows: int, count: int) -> Floats:
-        """Forward seconds of steps of first_rows, first_rows + 1, ...: float64 [count]."""
-        rows = np.arange(first_rows, first_rows + count)
-        seconds = self.verify.at(rows)
-        if self.slope_s_per_row == 0.0:
-            return seconds
-        return seconds + self.slope_s_per_row * self.verify.rounded(rows)
+        """Forward seconds of steps of first_rows, first_rows + 1, ...: float64 [count],
+        read-only."""
+        end = first_rows + count
+        if end > self._table.size:
+            # Doubled, so that a growing step seldom pays; bounded by the rows that a step may have.
+            rows = np.arange(max(end, 2 * self._table.size))
+            self._table = self.verify.at(rows) + self.slope_s_per_row * self.verify.rounded(rows)
+            self._table.flags.writeable = False
+        return self._table[first_rows:end]
 
     def draft_s(self, requests: int) -> float:
         """Seconds of one draft pass; 0 for nobody."""
@@ -88,6 +92,7 @@ class StepCost:
         self._observed += 1
         if self._observed % REFRESH_STEPS == 0:
             self.slope_s_per_row = self._slope()
+            self._table = np.empty(0)
 
     def _slope(self) -> float:
         """Median over sizes of each size's median residual per row; 0 where the curve is too

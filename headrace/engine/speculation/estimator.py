@@ -37,9 +37,7 @@ def top_logit(logits: Floats) -> Floats:
 class ConfidenceEstimator:
     """draft_length: G. start: slope and intercept before anything was observed."""
 
-    def __init__(
-        self, draft_length: int, start: tuple[float, float] = HEADLESS_START
-    ) -> None:
+    def __init__(self, draft_length: int, start: tuple[float, float] = HEADLESS_START) -> None:
         self._start = np.array([start[0]] + [start[1]] * draft_length)
         self._theta = self._start.copy()
         self._gradient = np.zeros_like(self._theta)
@@ -59,7 +57,8 @@ class ConfidenceEstimator:
 
     def confidences(self, features: Floats) -> Floats:
         """c [R, G] of features [R, G]; what is not a number gives 0."""
-        logits = self.slope * _clamped(features) + self._theta[1:]
+        theta = self._theta  # read once: another thread may refit
+        logits = theta[0] * _clamped(features) + theta[1:]
         return sigmoid(np.nan_to_num(logits, nan=-np.inf))
 
     def observe(self, features: Floats, verified: Ints, accepted: Ints) -> None:

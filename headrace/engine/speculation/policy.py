@@ -35,12 +35,14 @@ LEAST_STEP_S = 1e-9
 class StepLoad:
     """What a step would run, R decoding requests (one row and one token each) and the rest.
 
-    previous: float64 [R, G], survivals of the round before the newest drafts; 1 where they have
-    not arrived (a draft that nobody has judged is worth a try, and trying is how it gets judged).
-    Requests without a draft count 0, whatever stands here. wanted: int64 [R], `Policy.drafts` of
-    each request. limits: int64 [R], most drafts that may be verified: 0 without a draft, fewer than
-    G near the length limit. other_rows, other_tokens: rows of prompt chunks and how many of those
-    requests draw a token. room: most drafts that the step has rows for; None: no bound.
+    previous: float64 [M, R, G], survivals of M >= 1 rounds before the newest drafts, latest first:
+    the expectation is the mean over them (with few requests one round says little). 1 where they
+    have not arrived: a draft that nobody has judged is worth a try, and trying is how it gets
+    judged. Requests without a draft count 0, whatever stands here. wanted: int64 [R],
+    `Policy.drafts` of each request. limits: int64 [R], most drafts that may be verified: 0 without
+    a draft, fewer than G near the length limit. other_rows, other_tokens: rows of prompt chunks,
+    and how many of those requests draw a token. room: most drafts that the step has rows for;
+    None: no bound.
     """
 
     previous: Floats
@@ -52,10 +54,11 @@ class StepLoad:
 
     def __post_init__(self) -> None:
         shape = self.previous.shape
-        if len(shape) != 2 or self.wanted.shape != shape[:1] or self.limits.shape != shape[:1]:
+        requests = shape[1:2]
+        if len(shape) != 3 or self.wanted.shape != requests or self.limits.shape != requests:
             raise InternalError(
                 f"previous {shape}, wanted {self.wanted.shape} and limits {self.limits.shape} "
-                "must be [R, G], [R] and [R]."
+                "must be [M, R, G], [R] and [R]"
             )
 
 
@@ -87,23 +90,26 @@ def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) 
     follows if a step with it is expected to be faster than one without speculation. cost None:
     unknown cost counts as flat, so everything is verified.
     """
-    requests, length = load.previous.shape
+    rounds, requests, length = load.previous.shape
     fixed, limits, most = _slots(load)
     if most < 0 or cost is None:
         return StepDecision(fixed, limits, max(most, 0), most >= 0 and draft is not False, 0.0, 0.0)
     rates = _ranked(load.previous, limits)[:most]
     tokens = np.empty(rates.size + 1)
     tokens[0] = requests + load.other_tokens
-    tokens[0] += load.previous[np.arange(length) < fixed[:, None]].sum()
-    tokens[1:] = tokens[0] + np.cumsum(rates)
-    first_rows = requests + load.other_rows + int(fixed.sum())
+    first_rows = requests + load.other_rows
+    if fixed.any():
+        kept_places = np.arange(length) < fixed[:, None]
+        tokens[0] += load.previous[:, kept_places].sum() / rounds
+        first_rows += int(fixed.sum())
+    np.cumsum(rates, out=tokens[1:])
+    tokens[1:] += tokens[0]
+    kept = int(np.count_nonzero(load.wanted > 0))  # drafted for, whatever is decided here
+    drafted = kept + int(np.count_nonzero(load.wanted == ADAPTIVE))
     seconds = cost.verify_s(first_rows, tokens.size) + cost.sampler_s(requests + load.other_tokens)
-    fixed_requests = int(np.count_nonzero(load.wanted > 0))
-    adaptive_requests = int(np.count_nonzero(load.wanted == ADAPTIVE))
-    seconds += cost.draft_s(fixed_requests)
+    seconds += cost.draft_s(kept)
     seconds = np.maximum(seconds, LEAST_STEP_S)
-    drafting = seconds + cost.draft_s(fixed_requests + adaptive_requests)
-    drafting -= cost.draft_s(fixed_requests)
+    drafting = seconds + (cost.draft_s(drafted) - cost.draft_s(kept))
     if draft is None:
         draft = bool(np.max(tokens / drafting) > tokens[0] / seconds[0])
     if draft:
@@ -116,10 +122,10 @@ def _slots(load: StepLoad) -> tuple[Ints, Ints, int]:
     """Drafts of fixed requests [R], most drafts of adaptive ones [R], and most of those in all
     (-1: there are no adaptive requests)."""
     is_adaptive = load.wanted == ADAPTIVE
-    allowed = np.clip(load.limits, 0, load.previous.shape[1])
+    allowed = np.clip(load.limits, 0, load.previous.shape[2])
     fixed = np.where(is_adaptive, 0, np.minimum(load.wanted, allowed))
     if load.room is not None and fixed.sum() > load.room:
-        fixed = split(load.room, np.ones_like(load.previous), fixed)
+        fixed = split(load.room, np.ones_like(load.previous[0]), fixed)
     if not is_adaptive.any():
         return fixed, np.zeros_like(fixed), -1
     limits = np.where(is_adaptive, allowed, 0)
@@ -130,15 +136,23 @@ def _slots(load: StepLoad) -> tuple[Ints, Ints, int]:
 
 
 def _admissible(survival: Floats, limits: Ints) -> Floats:
-    """survival [R, G] as a non-increasing sequence per request, 0 from its limit on."""
-    falling = np.minimum.accumulate(survival, axis=1)
-    return np.where(np.arange(survival.shape[1]) < limits[:, None], falling, 0.0)
+    """survival [..., R, G] as a non-increasing sequence per request, 0 from its limit [R] on."""
+    # Both repairs are seldom needed and cost as much as the rest of a decision.
+    if np.any(survival[..., 1:] > survival[..., :-1]):
+        survival = np.minimum.accumulate(survival, axis=-1)
+    length = survival.shape[-1]
+    if np.all(limits >= length):
+        return survival
+    return np.where(np.arange(length) < limits[:, None], survival, 0.0)
 
 
 def _ranked(survival: Floats, limits: Ints) -> Floats:
-    """Admissible survivals above 0, highest first: [n]."""
-    values = np.sort(_admissible(survival, limits), axis=None)[::-1]
-    return values[: np.count_nonzero(values > 0.0)]
+    """What the k-th best draft of a round is worth, mean over rounds [M, R, G], highest first:
+    [n], without the end that is worth nothing."""
+    values = _admissible(survival, limits)
+    best = np.sort(values.reshape(len(values), -1), axis=1)[:, ::-1]
+    mean: Floats = best[0] if len(best) == 1 else best.mean(axis=0)
+    return mean[: np.count_nonzero(mean > 0.0)]
 
 
 def split(total: int, survival: Floats, limits: Ints) -> Ints:
@@ -160,4 +174,5 @@ def split(total: int, survival: Floats, limits: Ints) -> Ints:
         chosen = values > least
         equal = np.flatnonzero(values == least)
         chosen[equal[: total - int(np.count_nonzero(chosen))]] = True
-    return chosen.reshape(length, requests).sum(axis=0, dtype=np.int64)
+    lengths: Ints = chosen.reshape(length, requests).sum(axis=0, dtype=np.int64)
+    return lengths

@@ -1,4 +1,4 @@
-"""Which survivals are known of each running request: of its newest drafts, and of the round before.
+"""Which survivals are known of each running request: of its newest drafts, and of rounds before.
 
 Contract: arrays over table rows, no torch. A *round* of a request is one draft pass for it: the
 engine says when it is launched, when its confidences reach the host (in order; results of void
@@ -17,6 +17,10 @@ from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
 Flags = NDArray[np.bool_]
+KEPT_ROUNDS = 16
+# With fewer requests than this, more than one earlier round is looked at: one round of four
+# requests is a poor guess of what the next one will be worth.
+ENOUGH_REQUESTS = 64
 PROFILE_MEMORY = 256  # requests' rounds after which the profile has mostly forgotten
 
 
@@ -31,8 +35,8 @@ class Rounds:
         self._launched = np.zeros(num_rows, dtype=np.int64)
         self._arrived = np.zeros(num_rows, dtype=np.int64)
         self._planned = np.zeros(num_rows, dtype=np.int64)
-        # Two rounds are enough: [round % 2, row, place].
-        self._survivals = np.ones((2, num_rows, draft_length))
+        # One more than is asked for: the newest. [round % rounds, row, place]
+        self._survivals = np.ones((KEPT_ROUNDS + 1, num_rows, draft_length))
 
     def launch(self, rows: Ints) -> None:
         """A draft pass for these rows [R] (each at most once) was launched."""
@@ -48,7 +52,7 @@ class Rounds:
         self._arrived[rows] += 1
         number = self._arrived[rows]
         found = survivals(confidence)
-        self._survivals[number % 2, rows] = found
+        self._survivals[number % (KEPT_ROUNDS + 1), rows] = found
         self._learn(found[number <= self._planned[rows]])
 
     def plan(self, rows: Ints) -> None:
@@ -56,7 +60,7 @@ class Rounds:
         profile may know of them."""
         number = self._launched[rows]
         fresh = (number > self._planned[rows]) & (self._arrived[rows] == number)
-        self._learn(self._survivals[number[fresh] % 2, rows[fresh]])
+        self._learn(self._survivals[number[fresh] % (KEPT_ROUNDS + 1), rows[fresh]])
         self._planned[rows] = number
 
     def clear(self, rows: Ints) -> None:
@@ -65,16 +69,21 @@ class Rounds:
             counts[rows] = 0
 
     def previous(self, rows: Ints) -> tuple[Floats, Flags]:
-        """Survivals [R, G] of the round before the newest, and whether each row knows it [R]."""
-        return self._of(self._launched[rows] - 1, rows)
+        """Survivals [M, R, G] of M >= 1 rounds before the newest, latest first, and whether each
+        row knows any [R]. A row that knows fewer than M repeats them."""
+        latest = self._launched[rows] - 1
+        known = (latest >= 1) & (self._arrived[rows] >= latest)
+        depth = min(max(ENOUGH_REQUESTS // max(len(rows), 1), 1), KEPT_ROUNDS)
+        if depth == 1:
+            return self._survivals[latest % (KEPT_ROUNDS + 1), rows][None], known
+        back = np.arange(depth)[:, None] % np.clip(latest, 1, depth)
+        return self._survivals[(latest - back) % (KEPT_ROUNDS + 1), rows], known
 
-    def newest(self, rows: Ints) -> tuple[Floats, Flags]:
-        """Survivals [R, G] of the newest round, and whether each row knows it [R]."""
-        return self._of(self._launched[rows], rows)
-
-    def _of(self, number: Ints, rows: Ints) -> tuple[Floats, Flags]:
-        known = (number >= 1) & (self._arrived[rows] >= number)
-        return self._survivals[number % 2, rows], known
+    def newest(self, rows: Ints) -> Floats:
+        """Survivals [R, G] of the newest round, 1 where they have not arrived."""
+        number = self._launched[rows]
+        arrived = (self._arrived[rows] == number)[:, None]
+        return np.where(arrived, self._survivals[number % (KEPT_ROUNDS + 1), rows], 1.0)
 
     def _learn(self, found: Floats) -> None:
         if len(found):
