@@ -56,31 +56,39 @@ def ece(predicted: ArrayLike, happened: ArrayLike, bins: int = BINS) -> float:
     return float(np.abs(gaps).sum() / p.size)
 
 
-def fit_temperatures(z: ArrayLike, prefix: ArrayLike) -> Floats:
+def fit_temperatures(z: ArrayLike, prefix: ArrayLike, observed: ArrayLike | None = None) -> Floats:
     """Temperatures float64 [G], by Sequential Temperature Scaling.
 
     z [n, G]: raw outputs of the confidence head, T = 1. prefix [n, G]: whether the first k drafts
     were all accepted, from rounds in which ALL drafts were verified, under the coupling that is
-    served. For k = 1 .. G in order, T_k is the value of a grid (41 from 0.1 to 10, logarithmic)
-    with the least `ece` of S_{k-1} * sigmoid(z_k / T_k); of equal ones the nearest to 1. Source:
-    Guo et al. 2017 (temperature scaling), one position after the other. Raises ConfigError.
+    served. observed [n, G]: which of these are known (not behind the end of an answer); None: all.
+    For k = 1 .. G in order, T_k is the value of a grid (41 from 0.1 to 10, logarithmic) with the
+    least `ece` of S_{k-1} * sigmoid(z_k / T_k); of equal ones the nearest to 1; 1 where nothing was
+    observed. Source: temperature scaling (Guo et al. 2017), one position after the other. Raises
+    ConfigError.
     """
     logits = np.asarray(z, dtype=np.float64)
     accepted = np.asarray(prefix, dtype=np.float64)
-    if logits.ndim != 2 or logits.shape != accepted.shape or logits.size == 0:
-        raise _wrong(f"z {logits.shape} and prefix {accepted.shape} must both be [n, G], not empty")
+    seen = np.ones(logits.shape, dtype=bool) if observed is None else np.asarray(observed) != 0
+    if logits.ndim != 2 or not logits.shape == accepted.shape == seen.shape or not logits.size:
+        raise _wrong(
+            f"z {logits.shape}, prefix {accepted.shape} and observed {seen.shape} must all be "
+            "[n, G], not empty"
+        )
     if not np.all(np.isfinite(logits)):
         raise _wrong("z holds values that are not finite")
-    if not np.all((accepted == 0.0) | (accepted == 1.0)) or np.any(np.diff(accepted, axis=1) > 0):
+    rises = (np.diff(accepted, axis=1) > 0) & seen[:, 1:] & seen[:, :-1]
+    if not np.all((accepted == 0.0) | (accepted == 1.0)) or np.any(rises):
         raise _wrong("prefix must hold 0 and 1, and no 1 after a 0 in its row")
     order = np.argsort(np.abs(np.log(TEMPERATURE_GRID)), kind="stable")
-    grid = TEMPERATURE_GRID[order]
     survival = np.ones(len(logits))
     fitted = np.ones(logits.shape[1])
-    for k in range(logits.shape[1]):
-        products = [survival * confidences(logits[:, k], t) for t in grid]
-        best = int(np.argmin([ece(p, accepted[:, k]) for p in products]))
-        fitted[k], survival = grid[best], products[best]
+    for k in np.flatnonzero(seen.any(axis=0)):
+        known = seen[:, k]
+        products = [survival * confidences(logits[:, k], t) for t in TEMPERATURE_GRID[order]]
+        errors = [ece(product[known], accepted[known, k]) for product in products]
+        best = int(np.argmin(errors))
+        fitted[k], survival = TEMPERATURE_GRID[order][best], products[best]
     return fitted
 
 

@@ -66,9 +66,9 @@ class Controller:
     ) -> None:
         self.cost = cost
         self.estimator = estimator or ConfidenceEstimator(draft_length, HEAD_START)
-        self._draft_length = draft_length
+        self.draft_length = draft_length
         self._temperatures = np.maximum(temperatures, LEAST_TEMPERATURE)
-        self._rounds = Rounds(num_rows, draft_length)
+        self.rounds = Rounds(num_rows, draft_length)
         self._features = np.zeros((num_rows, draft_length))  # of each row's latest arrived round
         self._since_probe_s = 0.0
         self._counts = np.zeros((3, draft_length), dtype=np.int64)
@@ -80,12 +80,12 @@ class Controller:
 
     def launch(self, rows: Ints) -> None:
         """A draft pass for table rows [R] was launched."""
-        self._rounds.launch(rows)
+        self.rounds.launch(rows)
 
     def arrive(self, rows: Ints, features: Floats) -> None:
         """Features [R, G] of each row's oldest draft pass that has not arrived."""
         scaled = features / self._temperatures
-        self._rounds.arrive(rows, self.estimator.confidences(scaled))
+        self.rounds.arrive(rows, self.estimator.confidences(scaled))
         self._features[rows] = scaled
 
     def outcome(self, rows: Ints, verified: Ints, accepted: Ints) -> None:
@@ -96,7 +96,7 @@ class Controller:
         """
         features = self._features[rows]
         self.estimator.observe(features, verified, accepted)
-        places = np.arange(self._draft_length)
+        places = np.arange(self.draft_length)
         judged = places < np.minimum(accepted + 1, verified)[:, None]
         self._counts[0] += (places < verified[:, None]).sum(axis=0)
         self._counts[1] += judged.sum(axis=0)
@@ -105,11 +105,11 @@ class Controller:
 
     def clear(self, rows: Ints) -> None:
         """Table rows [R] are given up or computed again: no drafts, nothing under way."""
-        self._rounds.clear(rows)
+        self.rounds.clear(rows)
 
     def newest(self, rows: Ints) -> Floats:
         """Survivals [R, G] of the newest drafts, 1 where they have not arrived."""
-        return self._rounds.newest(rows)
+        return self.rounds.newest(rows)
 
     def stats(self) -> DraftStats:
         """Counts since the start."""
@@ -127,34 +127,49 @@ class Controller:
         room: int | None = None,
     ) -> StepDecision:
         """What the next step verifies. rows int64 [R]: table rows of its decoding requests, the
-        rest as in `StepLoad`.
+        rest as in `StepLoad`. `draft` holds for all adaptive requests that draw a token in this
+        step, also for those whose prompt ends in it.
 
         Drafting stops while a step with it is expected to be slower than one without speculation;
         what is expected of requests whose survivals are not known is the mean of the others.
         Meanwhile a draft pass is made now and then, for at most `PROBE_SHARE` of the time, to see
         whether drafts have become better; its drafts are not verified unless drafting pays again.
         """
-        previous, known = self._rounds.previous(rows)
+        previous, known = self.rounds.previous(rows)
         load = StepLoad(previous, wanted, limits, other_rows, other_tokens, room)
         adaptive = wanted == ADAPTIVE
-        if np.all((known & (limits > 0)) | ~adaptive):
+        if np.all((known & (limits > 0)) | (wanted == 0)):
             decision = budget(load, self.cost)
         else:
             decision = self._decide_unknown(load, known)
-        self._rounds.plan(rows)
-        if decision.draft or not adaptive.any():
+        self.rounds.plan(rows)
+        if not adaptive.any():
+            return replace(decision, draft=self._pays_for_newcomer(load))
+        if decision.draft:
             self._since_probe_s = 0.0
             return decision
         return self._probed(decision, load)
 
     def _decide_unknown(self, load: StepLoad, known: Flags) -> StepDecision:
-        """Some adaptive requests have no draft yet, or nobody has judged their drafts."""
-        outlook = np.where(known[:, None], load.previous, self._rounds.profile)
+        """Some requests have no draft yet, or nobody has judged their drafts."""
+        outlook = np.where(known[:, None], load.previous, self.rounds.profile)
         pays = budget(self._all_drafted(load, outlook), self.cost).draft
         # Unjudged drafts count 1: verifying them is how they get judged. Where drafting does not
         # pay they come from a probe, which only wants their confidence.
         load = replace(load, previous=np.where(known[:, None], load.previous, float(pays)))
         return budget(load, self.cost, draft=pays)
+
+    def _pays_for_newcomer(self, load: StepLoad) -> bool:
+        """Whether drafting pays for an adaptive request whose prompt ends in a step that has no
+        other adaptive ones."""
+        one = StepLoad(
+            self.rounds.profile[None, None],
+            np.array([ADAPTIVE]),
+            np.array([self.draft_length]),
+            load.other_rows + len(load.wanted),
+            load.other_tokens + len(load.wanted),
+        )
+        return budget(one, self.cost).draft
 
     def _probed(self, decision: StepDecision, load: StepLoad) -> StepDecision:
         self._since_probe_s += decision.step_s
@@ -167,5 +182,5 @@ class Controller:
 
     def _all_drafted(self, load: StepLoad, survival: Floats) -> StepLoad:
         """The same load if every request had a whole draft with these survivals."""
-        limits = np.full_like(load.limits, self._draft_length)
+        limits = np.full_like(load.limits, self.draft_length)
         return replace(load, previous=survival, limits=limits)
