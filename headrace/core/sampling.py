@@ -69,9 +69,6 @@ class SamplingParams:
     temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. min_p:
     [0, 1], tokens below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for
     one drawn by the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
-    speculation: drafts that a step verifies, "off", "fixed:K" or "adaptive"; None: as the engine is
-    set.
-
     coupling: "gumbel" or "maximal"; None: "gumbel" with a seed or in a deterministic engine, else
     "maximal". Without drafts both draw from the same distribution, by different numbers. Numbers
     may be NumPy's; they become Python's.
@@ -89,6 +86,9 @@ class SamplingParams:
     logprobs: log probabilities of each drawn token and of this many best ids (0 .. vocabulary), or
     None. logprobs_mode: "raw" or "processed". prompt_logprobs: the same for each prompt token but
     the first, always raw; the prompt is then computed without prefix cache and truncation.
+
+    speculation: drafts that a step verifies, "off", "fixed:K" or "adaptive"; None: what the engine
+    is set to.
     """
 
     temperature: float = 1.0

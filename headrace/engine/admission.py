@@ -18,7 +18,7 @@ from headrace.engine.outputs import ABORT, ERROR, StepOutput
 from headrace.engine.plan import NO_COPIES, NO_TOKEN_DRAWN, Ints, Tokens
 from headrace.engine.queues import WaitQueues
 from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
-from headrace.engine.speculation.rounds import Rounds
+from headrace.engine.speculation.controller import Controller
 from headrace.engine.stats import Counters, EngineStats
 from headrace.engine.tables import DECODE, PREFILL, RequestTable
 from headrace.errors import ContextTooLong, InternalError, InvalidRequest, Overloaded
@@ -78,9 +78,9 @@ class Admission:
         resume: ResumeRules | None,
         root_key: bytes | None,
         hooks: RowHooks | None,
-        rounds: Rounds | None = None,
+        controller: Controller | None = None,
     ) -> None:
-        """rounds: of drafts, told who gets a row."""
+        """controller: of drafts, told who gets a row."""
         self.kv = kv
         self.table = RequestTable(len(kv.held), limits.max_tokens)
         self.queues = WaitQueues(limits.ageing_steps)
@@ -92,7 +92,7 @@ class Admission:
         self._resume = resume
         self._root_key = root_key
         self._hooks = hooks
-        self._rounds = rounds
+        self._controller = controller
         self._numbers = 0
         self._looked_step = 0
         self._forks: list[_Fork | None] = []  # copies not made yet; None: given up
@@ -102,7 +102,7 @@ class Admission:
 
     def state(self) -> dict[str, Any]:
         """All that changes, by attribute name."""
-        fixed = ("_limits", "_resume", "_root_key", "_hooks", "_rounds")
+        fixed = ("_limits", "_resume", "_root_key", "_hooks", "_controller")
         return {name: value for name, value in vars(self).items() if name not in fixed}
 
     # --- requests in and out -----------------------------------------------------------------
@@ -301,8 +301,8 @@ class Admission:
         # Once, by the first choice: the others and recomputations have no use for them.
         first = sequence.choice == 0 and sequence.tokens.size == sequence.prompt_length
         self.table.all_logits[row] = all_logits and first
-        if self._rounds is not None:
-            self._rounds.clear(np.array([row]))
+        if self._controller is not None:
+            self._controller.clear(np.array([row]))
         self.version += 1
         return row
 

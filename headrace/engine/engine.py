@@ -104,10 +104,12 @@ class Engine:
         )
         self._draft_length = 0 if drafter is None else drafter.length
         self._policy = speculation_policy(config, self._draft_length)
+        self._controller = Controller(self.capacity.num_slots, self._draft_length, None)
         self._executor = Executor(
             Runner(model, cache, platform, threads),
             self._sampler,
             drafter,
+            self._controller.confidences,
             num_rows=self.capacity.num_slots,
             max_tokens=self.capacity.max_model_len,
             max_ngram=model.max_ngram,
@@ -238,13 +240,9 @@ class Engine:
             resume=self.reuse.resume,
             root_key=self.reuse.root,
             hooks=self._changes,
-            controller=self._new_controller(),
+            controller=self._controller if self._draft_length else None,
         )
 
-    def _new_controller(self) -> Controller | None:
-        if not self._draft_length:
-            return None
-        return Controller(self.capacity.num_slots, self._draft_length, None)
 
     def _checked(self, request: Request, default_seed: int) -> NewRequest:
         params = request.sampling

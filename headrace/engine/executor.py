@@ -26,6 +26,7 @@ from headrace.engine.plan import (
     NO_TOKEN_DRAWN,
     DraftReport,
     Flags,
+    Floats,
     Ints,
     PlannedDrafts,
     PromptRecords,
@@ -35,6 +36,7 @@ from headrace.engine.plan import (
 )
 from headrace.engine.runner import Runner
 from headrace.engine.sampling_state import SamplerState
+from headrace.engine.speculation.confidence import survivals
 from headrace.engine.speculation.drafts import Drafter, DraftPool, DraftRequest
 from headrace.engine.speculation.verify import NO_DRAFT, Verified, VerifyRows, draft_picker, verify
 from headrace.engine.tables import LEAST_TOKENS
@@ -81,17 +83,19 @@ class Executor:
         runner: Runner,
         sampler: SamplerState,
         drafter: Drafter | None,
+        confidences: Callable[[Floats], Floats],
         *,
         num_rows: int,
         max_tokens: int,
         max_ngram: int,
         row_multiple: int,
     ) -> None:
-        """num_rows: of the request table. max_tokens: of one request. max_ngram, row_multiple: see
+        """confidences: of drafts, from their features. num_rows: of the request table. max_tokens: of one request. max_ngram, row_multiple: see
         `build_batch`."""
         self._runner = runner
         self._sampler = sampler
         self._drafter = drafter
+        self._confidences = confidences
         self._max_ngram = max_ngram
         self._row_multiple = row_multiple
         # Behind the known tokens of a row lie the drafts that are being verified.
@@ -186,7 +190,9 @@ class Executor:
 
     def _lengths(self, rows: Ints, planned: PlannedDrafts, room: Ints) -> Ints:
         """Drafts that each of `rows` verifies, int64 [n]; the last token needs no drafts."""
-        lengths = planned.decision.lengths(self._pool.survivals(rows))
+        newest = survivals(self._confidences(self._pool.features[rows]))
+        newest[self._pool.count[rows] == 0] = 0.0
+        lengths = planned.decision.lengths(newest)
         most = np.minimum(planned.most, np.maximum(room, 0))
         return np.minimum(np.minimum(lengths, most), self._pool.count[rows])
 
@@ -221,8 +227,8 @@ class Executor:
         chunks = {starts[place]: records for place, records in prompts.items()}
         result = StepResult(tokens, ended, logprobs, chunks or None)
         if plan.drafts is not None:
-            confidence = self._draft(sampling.rows, plan.drafts.decision.draft)
-            result.drafts = _report(sampling, verified.accepted, confidence)
+            features = self._draft(sampling.rows, plan.drafts.decision.draft)
+            result.drafts = _report(sampling, verified.accepted, features)
         if plan.drafts is not None or not sampling.live.all():
             result.counts = np.zeros(sampling.live.size, dtype=np.int64)
             result.counts[sampling.live] = counts
@@ -256,8 +262,8 @@ class Executor:
         if ended:
             self._limit[row[list(ended)]] = 0
 
-    def _draft(self, rows: Ints, adaptive: bool) -> npt.NDArray[np.float64]:
-        """New drafts of those of `rows` that want some; their confidence, float64 [S, G].
+    def _draft(self, rows: Ints, adaptive: bool) -> Floats:
+        """New drafts of those of `rows` that want some; their features, float64 [S, G].
 
         adaptive: also of requests that do not verify a fixed number.
         """
@@ -272,7 +278,7 @@ class Executor:
                 chosen, lengths, self._tokens, draft_picker(self._sampler, chosen, lengths)
             )
             self._pool.put(chosen, self._runner.draft(self._drafter, request))
-        return self._pool.confidence[rows]
+        return self._pool.features[rows]
 
     def _prompt_logprobs(
         self, plan: StepPlan, shares: Shares, sampling: _Sampling, logits: Tensor
@@ -297,13 +303,11 @@ class Executor:
         return complete
 
 
-def _report(
-    sampling: _Sampling, accepted: Ints, confidence: npt.NDArray[np.float64]
-) -> DraftReport:
+def _report(sampling: _Sampling, accepted: Ints, features: Floats) -> DraftReport:
     """By sampling row of the plan; those that had ended have nothing."""
     live = sampling.live
     verified, held = np.zeros((2, live.size), dtype=np.int64)
     verified[live], held[live] = sampling.drafts, accepted
-    chances = np.zeros((live.size, confidence.shape[1]))
-    chances[live] = confidence
-    return DraftReport(verified, held, chances)
+    everyone = np.zeros((live.size, features.shape[1]))
+    everyone[live] = features
+    return DraftReport(verified, held, everyone)

@@ -136,13 +136,12 @@ class DraftReport:
     """Drafts of one step, by place in the S sampling rows of its plan.
 
     verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held.
-    confidence: float [S, G], estimated chance of each new draft to be accepted if those before it
-    are; 0 where there is none.
+    features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none.
     """
 
     verified: Ints
     accepted: Ints
-    confidence: Floats
+    features: Floats
 
 
 def selected(result: StepResult, places: Ints) -> StepResult:

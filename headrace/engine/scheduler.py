@@ -74,8 +74,7 @@ class Scheduler:
         """
         self._limits = limits
         self._controller = controller
-        rounds = None if controller is None else controller.rounds
-        self._desk = Admission(kv, limits, resume, root_key, hooks, rounds)
+        self._desk = Admission(kv, limits, resume, root_key, hooks, controller)
         self._decodes = DecodeSet.of(self._desk.table, kv.num_blocks, kv.block_tokens)
         self._decodes_of = -1  # version that `_decodes` belongs to
         self._plans = 0
@@ -193,7 +192,7 @@ class Scheduler:
             drafting = self._drafting(plan)
             rows = plan.sampling_rows
             self._desk.table.drafted[rows] = drafting
-            self._controller.rounds.launch(rows[drafting])
+            self._controller.launch(rows[drafting])
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
         """Take the result of a plan: the tokens of its sampling rows.
@@ -410,7 +409,7 @@ class Scheduler:
         if waiting or desk.candidate() is not None:
             left //= 2
         table = desk.table
-        limits = np.clip(table.room(rows) - 1, 0, controller.rounds.profile.size)
+        limits = np.clip(table.room(rows) - 1, 0, controller.draft_length)
         limits[~table.drafted[rows] | (table.wanted[rows] == 0)] = 0
         limits = self._cover(rows, limits)
         decision = controller.decide(
@@ -560,10 +559,13 @@ class Scheduler:
         controller, report = self._controller, result.drafts
         if controller is None or report is None:
             return
-        counts = valid[plan.samples]
-        self._desk.count_drafts(report.verified[counts], report.accepted[counts])
-        arrived = counts & self._drafting(plan)
-        controller.rounds.arrive(plan.sampling_rows[arrived], report.confidence[arrived])
+        count = valid[plan.samples]
+        rows = plan.sampling_rows
+        self._desk.count_drafts(report.verified[count], report.accepted[count])
+        judged = count & (report.verified > 0)
+        controller.outcome(rows[judged], report.verified[judged], report.accepted[judged])
+        arrived = count & self._drafting(plan)
+        controller.arrive(rows[arrived], report.features[arrived])
 
 
 def _packed(wanted: Ints, budget: int) -> Ints:

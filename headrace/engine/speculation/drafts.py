@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from headrace.engine.plan import Floats, Ints, Tokens
-from headrace.engine.speculation.confidence import confidences, survivals
 from headrace.engine.speculation.draft_picker import DraftPicker
 from headrace.errors import InternalError
 from headrace.kv.cache import KVCache
@@ -42,13 +41,14 @@ class DraftRequest:
 class Proposal:
     """Drafts of R rows, G each.
 
-    token_ids: int64 [R, G]. confidence: float64 [R, G] in [0, 1], chance of each to be accepted if
-    those before it are; it must not depend on the draft itself. weights: [R, G, vocab], what they
+    token_ids: int64 [R, G]. features: float64 [R, G], what `Controller.confidences` turns into the
+    chance of each to be accepted if those before it are; they must not depend on the draft itself.
+    Of a checkpoint: raw outputs of its confidence head. weights: [R, G, vocab], what they
     were drawn from, not normalised; a row of zeros, or None: they were not drawn at random.
     """
 
     token_ids: Ints
-    confidence: Floats
+    features: Floats
     weights: Tensor | None = None
 
 
@@ -107,7 +107,7 @@ class ModelDrafter:
         )
         return Proposal(
             drafts.token_ids[:, 1:].numpy(),
-            confidences(drafts.confidence.double().numpy()),
+            drafts.confidence.double().numpy(),
             request.pick.weights,
         )
 
@@ -115,26 +115,22 @@ class ModelDrafter:
 class DraftPool:
     """Newest drafts by table row.
 
-    count: int64 [num_rows], 0 or G. token_ids: int64 [num_rows, G]. confidence: float64
-    [num_rows, G], 0 without drafts.
+    count: int64 [num_rows], 0 or G. token_ids: int64 [num_rows, G]. features: float64
+    [num_rows, G], as in `Proposal`.
     """
 
     def __init__(self, num_rows: int, length: int) -> None:
         self.count: Ints = np.zeros(num_rows, dtype=np.int64)
         self.token_ids: Ints = np.zeros((num_rows, length), dtype=np.int64)
-        self.confidence: Floats = np.zeros((num_rows, length))
+        self.features: Floats = np.zeros((num_rows, length))
         # Only drafts drawn at random for the `maximal` coupling have weights: reserved when needed.
         self._weights: Tensor | None = None
         self._weighted = np.zeros(num_rows, dtype=np.bool_)
 
-    def survivals(self, rows: Ints) -> Floats:
-        """Chance of each draft and all before it to be accepted, float64 [R, G]."""
-        return survivals(self.confidence[rows])
-
     def clear(self, rows: Ints) -> None:
         """Drop the drafts of these rows."""
         self.count[rows] = 0
-        self.confidence[rows] = 0.0
+        self.features[rows] = 0.0
         self._weighted[rows] = False
 
     def put(self, rows: Ints, proposal: Proposal) -> None:
@@ -143,13 +139,13 @@ class DraftPool:
         weights = proposal.weights
         if (
             proposal.token_ids.shape != shape
-            or proposal.confidence.shape != shape
+            or proposal.features.shape != shape
             or (weights is not None and weights.shape[:2] != shape)
         ):
             raise InternalError(f"The drafter was asked for {shape} drafts and gave others.")
         self.count[rows] = shape[1]
         self.token_ids[rows] = proposal.token_ids
-        self.confidence[rows] = proposal.confidence
+        self.features[rows] = proposal.features
         self._weighted[rows] = weights is not None
         if weights is not None:
             if self._weights is None:

@@ -1,0 +1,102 @@
+"""Confidence learned while serving: for checkpoints without a confidence head, or to correct one.
+
+Contract: pure NumPy, memory independent of the number of steps. c_k = sigmoid(w * f + b_k), f a
+number known before draft k is drawn: the logit of the draft's top probability (`top_logit`), or the
+raw output of a confidence head. Labels are what verification showed: 1 accepted, 0 first rejected,
+later drafts unknown. Every `STEPS` observed steps one damped Newton step is made, in which earlier
+labels count as curvature and fade. Parameters depend on past rounds only, so decisions stay causal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.engine.speculation.confidence import sigmoid
+from headrace.engine.speculation.curve import Floats, Ints
+from headrace.errors import InternalError
+
+STEPS = 100
+MOST_FEATURE = 40.0
+HEADLESS_START = (0.5, -0.2)  # slope, intercept for `top_logit`
+HEAD_START = (1.0, 0.0)  # trust the head
+PRIOR_WEIGHT = 1.0  # L2 towards the start values: a few labels change little
+MEMORY = 0.8  # what earlier curvature still weighs at the next Newton step
+MOST_CHANGE = 2.0  # of a parameter in one Newton step
+
+
+def top_logit(logits: Floats) -> Floats:
+    """Logit of the top probability of each row: log p - log(1 - p), [..., V] -> [...], clamped to
+    +-40. A function of the drafts before, not of the drawn one."""
+    top = logits.max(axis=-1, keepdims=True)
+    mass = np.exp(logits - top).sum(axis=-1)
+    # Without the top itself: mass - 1, exact for ties, and never below what fp64 resolves.
+    rest = np.maximum(mass - 1.0, np.exp(-MOST_FEATURE))
+    return np.asarray(np.clip(-np.log(rest), -MOST_FEATURE, MOST_FEATURE), dtype=np.float64)
+
+
+class ConfidenceEstimator:
+    """draft_length: G. start: slope and intercept before anything was observed."""
+
+    def __init__(self, draft_length: int, start: tuple[float, float] = HEADLESS_START) -> None:
+        self._start = np.array([start[0]] + [start[1]] * draft_length)
+        self._theta = self._start.copy()
+        self._gradient = np.zeros_like(self._theta)
+        self._curvature = np.zeros((self._theta.size, self._theta.size))
+        self._past = np.zeros_like(self._curvature)
+        self._steps = 0
+
+    @property
+    def slope(self) -> float:
+        """w."""
+        return float(self._theta[0])
+
+    @property
+    def intercepts(self) -> Floats:
+        """b, float64 [G]."""
+        return self._theta[1:].copy()
+
+    def confidences(self, features: Floats) -> Floats:
+        """c [R, G] of features [R, G]; what is not a number gives 0."""
+        theta = self._theta  # read once: another thread may refit
+        logits = theta[0] * _clamped(features) + theta[1:]
+        return sigmoid(np.nan_to_num(logits, nan=-np.inf))
+
+    def observe(self, features: Floats, verified: Ints, accepted: Ints) -> None:
+        """What one step showed: features [R, G] of the verified drafts, how many drafts of each
+        request were verified [R] and accepted [R].
+
+        Leave out requests whose rounds say nothing (cut by a stop token, placeholder drafts).
+        """
+        if np.any(accepted > verified) or np.any(verified > features.shape[-1]):
+            raise InternalError("more drafts accepted than verified, or verified than drafted")
+        places = np.arange(features.shape[-1])
+        used = (places < np.minimum(accepted + 1, verified)[:, None]) & ~np.isnan(features)
+        error = np.where(used, (places < accepted[:, None]) - self.confidences(features), 0.0)
+        weight = self.confidences(features)
+        weight = np.where(used, np.maximum(weight * (1.0 - weight), 1e-6), 0.0)
+        f = np.where(used, _clamped(features), 0.0)
+        self._gradient[0] += (error * f).sum()
+        self._gradient[1:] += error.sum(axis=0)
+        cross = (weight * f).sum(axis=0)
+        self._curvature[0, 0] += (weight * f * f).sum()
+        self._curvature[0, 1:] += cross
+        self._curvature[1:, 0] += cross
+        self._curvature[1:, 1:] += np.diag(weight.sum(axis=0))
+        self._steps += 1
+        if self._steps % STEPS == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        """One Newton step on the penalised log likelihood of the labels since the last one; the
+        faded curvature of earlier labels damps it."""
+        self._past = MEMORY * self._past + self._curvature
+        gradient = self._gradient + PRIOR_WEIGHT * (self._start - self._theta)
+        matrix = self._past + PRIOR_WEIGHT * np.eye(self._theta.size)
+        change = np.linalg.solve(matrix, gradient)
+        self._theta = self._theta + np.clip(change, -MOST_CHANGE, MOST_CHANGE)
+        self._gradient[:] = 0.0
+        self._curvature[:] = 0.0
+
+
+def _clamped(features: Floats) -> Floats:
+    return np.clip(features, -MOST_FEATURE, MOST_FEATURE)
