@@ -243,7 +243,6 @@ class Engine:
             controller=self._controller if self._draft_length else None,
         )
 
-
     def _checked(self, request: Request, default_seed: int) -> NewRequest:
         params = request.sampling
         prompt = _token_ids(request.prompt_token_ids, self.spec.vocab_size)

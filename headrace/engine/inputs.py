@@ -44,7 +44,7 @@ class Shares:
 
     def padded(self, rows: int) -> Shares:
         """The same and one share of table row 0 with so many rows, of which nobody wants logits."""
-        last = {name: 0 for name in Shares.__slots__} | {"q_len": rows}
+        last = dict.fromkeys(_COLUMNS, 0) | {"q_len": rows}
         columns = {name: np.append(getattr(self, name), last[name]) for name in _COLUMNS}
         tables = np.append(self.block_tables, np.zeros_like(self.block_tables[:1]), axis=0)
         return Shares(**columns, block_tables=tables)
@@ -53,9 +53,7 @@ class Shares:
 _COLUMNS = tuple(name for name in Shares.__slots__ if name != "block_tables")
 
 
-def build_batch(
-    shares: Shares, tokens: Tokens, *, max_ngram: int, row_multiple: int = 1
-) -> Batch:
+def build_batch(shares: Shares, tokens: Tokens, *, max_ngram: int, row_multiple: int = 1) -> Batch:
     """Rows of at least one share, padded to a multiple of `row_multiple`.
 
     tokens: int32 [num_rows, >= INVARIANT_ROW_MULTIPLE], known ids and drafts by table row.

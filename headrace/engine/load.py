@@ -81,8 +81,9 @@ def draft_length(config: EngineConfig, draft: DraftSpec | None) -> int:
     if length > most:
         raise ConfigError(
             f"engine.draft_length is {length}, but this checkpoint's draft module was trained with "
-            f"blocks of {most}." if most else
-            f"engine.draft_length is {length}, but this checkpoint has no draft module.",
+            f"blocks of {most}."
+            if most
+            else f"engine.draft_length is {length}, but this checkpoint has no draft module.",
             param="engine.draft_length",
         )
     policy.require_length(length)

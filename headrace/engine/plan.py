@@ -77,7 +77,8 @@ class StepPlan:
     request. epochs: int64 [B], of the rows when planned; another one later makes the result void.
     q_start, q_len: int64 [B]; of a decode share q_len is 1, the rows of its drafts come on top.
     samples: bool [B], the share ends at the last known token, so its last row draws one. decodes:
-    how many of the first shares decode. total_rows: of the step, drafts included. window_floor, write_from, keep_from: int64 [B], as in `model.batch.BatchRow`.
+    how many of the first shares decode. total_rows: of the step, drafts included. window_floor,
+    write_from, keep_from: int64 [B], as in `model.batch.BatchRow`.
     all_logits: bool [B], prompt rows whose logits are all wanted; None: nobody. block_copies,
     slot_copies: int64 [n, 2], (source, target) pairs to copy before the step writes, in order.
     forks: how many forks, counted from the start, are copied then. version: of the scheduler's

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -489,4 +489,5 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    return EngineStats(*(0 for _ in fields(EngineStats)))
+    counts = {field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+    return EngineStats(**counts)

@@ -334,6 +334,7 @@ class Scheduler:
         samples = q_start + lengths == table.length[rows]
         samples[: decodes.size] = True
         all_logits = table.all_logits[rows]
+        all_logits[: decodes.size] = False
         self._plans += 1
         plan = StepPlan(
             number=self._plans,
@@ -395,9 +396,7 @@ class Scheduler:
                 return rows
             desk.preempt(desk.victim(), now)
 
-    def _drafts(
-        self, rows: Ints, prefills: Ints, left: int
-    ) -> tuple[PlannedDrafts | None, int]:
+    def _drafts(self, rows: Ints, prefills: Ints, left: int) -> tuple[PlannedDrafts | None, int]:
         """Drafts that these decode rows verify in at most `left` rows, and how many rows they take.
 
         While prompts wait they get half of the rows.

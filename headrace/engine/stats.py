@@ -113,6 +113,7 @@ class Counters:
     def count_drafts(self, verified: Ints, accepted: Ints) -> None:
         """Drafts of one step, int64 [n] each: how many of each request were checked, and held."""
         if verified.any():
+            self.computed_tokens += int(verified.sum())
             self.verified_drafts = _added(self.verified_drafts, verified)
             self.accepted_drafts = _added(self.accepted_drafts, accepted)
 

@@ -52,13 +52,13 @@ class RequestTable:
     number: of the sequence. length: known tokens. computed: tokens that have cache rows. limit:
     length at which the answer ends. stop_from: length from which on stop tokens count.
     window_floor, write_from, keep_from: see `model.batch.BatchRow`. bound: full blocks that have
-    been offered to the prefix cache. last_step: in which the row ran last. wanted: drafts to verify a
-    step, as in `NewRequest`. drafted: bool, drafts are made for its next share. planned: prompt
-    tokens that have cache rows once all that is in flight has run. most, flying: how long it can be
-    then, and how many shares that draw are in flight; both mean something only while anything is.
-    age_rank: as in `Sequence`. epoch: grows with every release of the row, so the result of an older plan is
-    recognised. stops: int32 [K, num_rows],
-    tokens that end the answer; line 0 and unused places hold NO_TOKEN_DRAWN.
+    been offered to the prefix cache. last_step: in which the row ran last. wanted: drafts to verify
+    a step, as in `NewRequest`. drafted: bool, drafts are made for its next share. planned: prompt
+    tokens that have cache rows once all that is in flight has run. most, flying: how long it can
+    be then, and how many shares that draw are in flight (`look_ahead` sets them). age_rank: as in
+    `Sequence`. epoch: grows with every release of the row, so the result of an older plan is
+    recognised. stops: int32 [K, num_rows], tokens that end the answer; line 0 and unused places
+    hold NO_TOKEN_DRAWN.
     """
 
     number: Ints
