@@ -14,13 +14,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
 import numpy as np
 
 from headrace.config import EngineConfig
+from headrace.core.kv import GroupKind, KVGroupSpec
 from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.core.rng import choice_seed
@@ -35,11 +36,12 @@ from headrace.engine.reuse import Reuse, plan_reuse
 from headrace.engine.runner import ModelLike, Runner, SpecLike
 from headrace.engine.sampling_state import SamplerState
 from headrace.engine.scheduler import NewRequest, Scheduler, SchedulerLimits
-from headrace.engine.sequence import Sequence, TokenIds
+from headrace.engine.sequence import Sequence as Choice
+from headrace.engine.sequence import TokenIds
 from headrace.engine.speculation.controller import Controller
 from headrace.engine.speculation.drafts import Drafter
 from headrace.engine.stats import EngineStats
-from headrace.errors import ContextTooLong, InvalidRequest
+from headrace.errors import ConfigError, ContextTooLong, InvalidRequest
 from headrace.kv.cache import KVCache
 from headrace.kv.manager import KVManager
 from headrace.kv.pool import BlockPool
@@ -74,7 +76,8 @@ class Engine:
         """Reserve the cache memory. Raises ConfigError when model, config and memory do not fit.
 
         tokenizer: for stop strings; without one requests that have some are refused. drafter: who
-        drafts; None: nobody, requests that want drafts are refused. platform: the CPU by default. clock: seconds, monotonic; for waiting times only.
+        drafts; None: nobody, requests that want drafts are refused. platform: the CPU by default.
+        clock: seconds, monotonic; for waiting times only.
         """
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
@@ -103,6 +106,7 @@ class Engine:
             self.capacity.num_slots, model.spec.vocab_size, model.spec.eos_id, tokenizer
         )
         self._draft_length = 0 if drafter is None else drafter.length
+        _check_rings(groups, self._draft_length)
         self._policy = speculation_policy(config, self._draft_length)
         self._controller = Controller(self.capacity.num_slots, self._draft_length, None)
         self._executor = Executor(
@@ -295,7 +299,7 @@ class _RowChanges:
         self._executor = executor
         self.pending: list[Callable[[], None]] = []
 
-    def admitted(self, row: int, sequence: Sequence, tokens: Tokens) -> None:
+    def admitted(self, row: int, sequence: Choice, tokens: Tokens) -> None:
         """A row got a sequence: its state is rebuilt from the known tokens."""
         request, seed = sequence.request.payload
         known: Ints = tokens.astype(np.int64)
@@ -317,6 +321,17 @@ def run_now(task: Callable[[], StepResult]) -> Future[StepResult]:
     except BaseException as error:
         future.set_exception(error)
     return future
+
+
+def _check_rings(groups: Sequence[KVGroupSpec], draft_length: int) -> None:
+    """Raise ConfigError if drafts that are not accepted would overwrite rows still in a window."""
+    for group in groups:
+        if group.kind is GroupKind.RING and group.rows < group.window + draft_length:
+            raise ConfigError(
+                f"The drafter makes {draft_length} drafts, but the ring of {group.name!r} has only "
+                f"{group.rows - group.window} rows beyond its window of {group.window}.",
+                param="engine.draft_length",
+            )
 
 
 def speculation_policy(config: EngineConfig, draft_length: int) -> Policy:

@@ -90,8 +90,8 @@ class Executor:
         max_ngram: int,
         row_multiple: int,
     ) -> None:
-        """confidences: of drafts, from their features. num_rows: of the request table. max_tokens: of one request. max_ngram, row_multiple: see
-        `build_batch`."""
+        """confidences: of drafts, from their features. num_rows: of the request table. max_tokens:
+        of one request. max_ngram, row_multiple: see `build_batch`."""
         self._runner = runner
         self._sampler = sampler
         self._drafter = drafter
