@@ -32,7 +32,7 @@ from headrace.engine.sampling_state import SamplerState
 from headrace.engine.scheduler import NewRequest, Scheduler, SchedulerLimits
 from headrace.engine.sequence import Sequence, TokenIds
 from headrace.engine.stats import EngineStats
-from headrace.errors import ContextTooLong, InvalidRequest
+from headrace.errors import ConfigError, ContextTooLong, InvalidRequest
 from headrace.kv.cache import KVCache
 from headrace.kv.manager import KVManager
 from headrace.kv.pool import BlockPool
@@ -68,6 +68,11 @@ class Engine:
         tokenizer: for stop strings; without one requests that have some are refused. platform: the
         CPU by default. clock: seconds, monotonic; for waiting times only.
         """
+        if config.deterministic and not model.numerics.batch_invariant:
+            raise ConfigError(
+                "engine.deterministic needs a model that was loaded with batch-invariant operators.",
+                param="engine.deterministic",
+            )
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
@@ -95,11 +100,15 @@ class Engine:
         self._row_multiple = INVARIANT_ROW_MULTIPLE if invariant else 1
         self._max_ngram = model.max_ngram
         self._sampler = SamplerState(
-            self.capacity.num_slots, model.spec.vocab_size, model.spec.eos_id, tokenizer
+            self.capacity.num_slots,
+            model.spec.vocab_size,
+            model.spec.eos_id,
+            tokenizer,
+            deterministic=config.deterministic,
         )
         self._scheduler = self._new_scheduler()
         self._clock = clock
-        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._seed = _engine_seed(config)
         self._added = 0
         self._undelivered: list[StepOutput] = []  # last entries of aborted requests
 
@@ -123,8 +132,9 @@ class Engine:
         Raises InvalidRequest (empty prompt, id outside the vocabulary, id of the request in use,
         what the sampler cannot do), ContextTooLong, Overloaded.
         """
-        # Numbered from 1: number 0 would give the engine's own seed.
-        new = self._checked(request, choice_seed(self._seed, self._added + 1))
+        # Numbered from 1: number 0 gives the engine's own seed, whatever came before.
+        place = 0 if self.config.deterministic else self._added + 1
+        new = self._checked(request, choice_seed(self._seed, place))
         number = self._scheduler.enqueue(new, self._clock())
         self._added += 1
         return number
@@ -281,6 +291,12 @@ class _SamplerRows:
     def released(self, row: int) -> None:
         """The row is free again."""
         self._state.release(row)
+
+
+def _engine_seed(config: EngineConfig) -> int:
+    if config.seed is not None:
+        return config.seed
+    return 0 if config.deterministic else secrets.randbits(64)
 
 
 def _token_ids(ids: tuple[int, ...], vocab_size: int) -> TokenIds:
