@@ -70,7 +70,7 @@ class Engine:
         """
         if config.deterministic and not model.numerics.batch_invariant:
             raise ConfigError(
-                "engine.deterministic needs a model that was loaded with batch-invariant operators.",
+                "engine.deterministic needs a model loaded with batch-invariant operators.",
                 param="engine.deterministic",
             )
         platform = CpuPlatform() if platform is None else platform

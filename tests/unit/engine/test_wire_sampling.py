@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.request import Request
-from headrace.core.sampling import LogprobsMode, SamplingParams, StopScope
+from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams, StopScope
 from headrace.engine import wire
 from headrace.engine.host import CommandChannel, EngineHost
 from headrace.errors import InvalidRequest
@@ -37,6 +37,7 @@ EVERYTHING = SamplingParams(
     logprobs=6,
     logprobs_mode=LogprobsMode.PROCESSED,
     prompt_logprobs=2,
+    coupling=Coupling.MAXIMAL,
 )
 
 
