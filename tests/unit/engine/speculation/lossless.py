@@ -65,6 +65,8 @@ def drafter_logits(drafter: str) -> torch.Tensor | None:
     target = target_logits()
     if drafter == "perfect":
         return target
+    if drafter == "half":  # between target and uniform
+        return target / 2
     if drafter == "uniform":
         return torch.zeros_like(target)
     if drafter == "adversarial":
@@ -76,7 +78,7 @@ def drafter_logits(drafter: str) -> torch.Tensor | None:
     return None
 
 
-DRAFTERS = ("perfect", "uniform", "adversarial", "all wrong", "certain")
+DRAFTERS = ("perfect", "half", "uniform", "adversarial", "all wrong", "certain")
 
 
 def seed_of(name: str) -> int:

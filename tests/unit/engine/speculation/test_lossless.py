@@ -145,18 +145,12 @@ def one_number_for_both(p: Any, drafts: Any, q: Any, seeds: Any, positions: Any)
         return _accept_or_draw(p, drafts, q, seeds, positions)
 
 
-def certain_drafts(p: Any, drafts: Any, q: Any, seeds: Any, positions: Any) -> Any:
-    """Drawn drafts are treated as if they had been certain: acceptance by p alone."""
-    return _accept_or_draw(p, drafts, None, seeds, positions)
-
-
 _accept_or_draw = rejection._accept_or_draw
 WRONG_RULES = [
     accept_always,
     no_subtraction,
     masses_of_other_rows,
     one_number_for_both,
-    certain_drafts,
 ]
 
 
@@ -164,7 +158,7 @@ WRONG_RULES = [
 @pytest.mark.parametrize("setting", ["temperature 1", "top_p"])
 def test_a_wrong_rule_is_caught(rule: Any, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejection, "_accept_or_draw", rule)
-    results = [result_of(setting, name, Coupling.MAXIMAL) for name in ("uniform", "adversarial")]
+    results = [result_of(setting, name, Coupling.MAXIMAL) for name in ("uniform", "half")]
     assert not all(result.holds(ALPHA) for result in results), results
 
 
@@ -183,20 +177,14 @@ def test_noise_that_is_not_of_each_id_is_caught(monkeypatch: pytest.MonkeyPatch)
     assert not result_of("top_k", "uniform", Coupling.GUMBEL).holds(ALPHA)
 
 
-@pytest.mark.parametrize("setting", ["temperature 1", "top_p", "all"])
-@pytest.mark.parametrize("drafter", ["uniform", "adversarial", "half"])
-def test_acceptance_is_within_its_bounds(
-    setting: str, drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("setting", ["temperature 1", "top_p"])
+@pytest.mark.parametrize("drafter", ["uniform", "half", "adversarial"])
+def test_acceptance_is_within_its_bounds(setting: str, drafter: str) -> None:
     """maximal: 1 - TV; gumbel: between (1 - TV) / (1 + TV) and that. TV is measured per row."""
-    from tests.unit.engine.speculation import lossless
-
-    if drafter == "half":  # between target and uniform
-        monkeypatch.setattr(lossless, "drafter_logits", lambda _: lossless.target_logits() / 2)
 
     def run(coupling: Coupling) -> Streams:
         params = SamplingParams(**SETTINGS[setting], coupling=coupling)
-        streams = Streams(params, f"{setting}, {drafter}", 20_000)
+        streams = Streams(params, f"{setting}, {drafter}", 6_000)
         # Only the first draft is verified: every verified draft counts.
         streams.run(drafter, lambda drafts, before: np.ones(len(drafts), dtype=np.int64))
         return streams
@@ -205,9 +193,21 @@ def test_acceptance_is_within_its_bounds(
     agreement = np.concatenate(maximal.agreement)
     assert len(agreement) == maximal.drafts_verified
     rate = maximal.drafts_accepted / maximal.drafts_verified
-    error = 4 / np.sqrt(maximal.drafts_verified)
+    error = 2 / np.sqrt(maximal.drafts_verified)  # four standard deviations or more
     assert abs(rate - agreement.mean()) < error
     low = (agreement / (2 - agreement)).mean()
     noisy_rate = noisy.drafts_accepted / noisy.drafts_verified
     assert low - error < noisy_rate < agreement.mean() + error
     assert np.isnan(np.concatenate(noisy.agreement)).all()
+
+
+@pytest.mark.parametrize("drafter", ["uniform", "half"])
+def test_drafts_of_an_unknown_distribution_may_pass_as_certain(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepting x with p(x), else drawing from p without x, is right for any x; it accepts less."""
+    right = result_of("temperature 1", drafter, Coupling.MAXIMAL)
+    monkeypatch.setattr(draft_picker.DraftPicker, "weights", None)
+    result = result_of("temperature 1", drafter, Coupling.MAXIMAL)
+    assert result.holds(ALPHA), result
+    assert result.acceptance < right.acceptance
