@@ -102,7 +102,7 @@ def test_a_row_does_not_depend_on_others(data: st.DataObject) -> None:
 
 def test_ties_take_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gumbel, "noise", lambda streams, ids: np.zeros(len(ids)))
-    monkeypatch.setattr(gumbel, "_rough_loss", lambda streams, places: np.zeros((1, len(places))))
+    monkeypatch.setattr(gumbel._Search, "_loss", lambda self, streams, n: np.zeros((1, n)))
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]])
     seeds, positions = streams_of(1)
     assert gumbel.draw(logits, np.ones(1), seeds, positions).tolist() == [1]
@@ -143,10 +143,9 @@ def unmixed(value: int) -> int:
 
 
 def test_rough_noise_is_within_its_bounds() -> None:
-    """As `_may_win` relies on: at most 0.3 too low and 0.9 too high below the highest numbers."""
+    """As `_Search` relies on: at most 0.3 too low and 0.9 too high below the highest numbers."""
     vocab = 200_000
     streams = words(*streams_of(3, 9))
-    places = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(rng.KEY_INCREMENT)
-    rough = -gumbel._rough_loss(streams, places)
+    rough = -gumbel._Search(3, vocab)._loss(streams, vocab)
     exact = gumbel.noise(np.repeat(streams, vocab), np.tile(np.arange(vocab), 3)).reshape(3, vocab)
     assert (rough - exact).min() > -0.3 and (rough - exact).max() < 0.9
