@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Numbers handled at once: bounds the fp64 scratch memory.
-_NUMBERS_AT_ONCE = 2**22
+_NUMBERS_AT_ONCE = 2**18
 # How many of the best tokens are looked at first; only flat distributions need more.
 _WIDTHS = (128, 4096)
 # Row starts are aligned to this many numbers (64 bytes), so that vector code treats rows alike.
