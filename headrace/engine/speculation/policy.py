@@ -29,6 +29,8 @@ from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
 LEAST_STEP_S = 1e-9
+# Of equally good totals the smallest is taken; sums of floats are equal up to about this.
+EQUAL = 1.0 - 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,11 @@ def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) 
     seconds = np.maximum(seconds, LEAST_STEP_S)
     drafting = seconds + (cost.draft_s(drafted) - cost.draft_s(kept))
     if draft is None:
-        draft = bool(np.max(tokens / drafting) > tokens[0] / seconds[0])
+        draft = bool(EQUAL * np.max(tokens / drafting) > tokens[0] / seconds[0])
     if draft:
         seconds = drafting
-    total = int(np.argmax(tokens / seconds))
+    speed = tokens / seconds
+    total = int(np.argmax(speed >= EQUAL * speed.max()))
     return StepDecision(fixed, limits, total, draft, float(tokens[total]), float(seconds[total]))
 
 
