@@ -123,7 +123,6 @@ class Controller:
         limits: Ints,
         *,
         other_rows: int = 0,
-        other_tokens: int = 0,
         room: int | None = None,
     ) -> StepDecision:
         """What the next step verifies. rows int64 [R]: table rows of its decoding requests, the
@@ -136,7 +135,7 @@ class Controller:
         whether drafts have become better; its drafts are not verified unless drafting pays again.
         """
         previous, known = self.rounds.previous(rows)
-        load = StepLoad(previous, wanted, limits, other_rows, other_tokens, room)
+        load = StepLoad(previous, wanted, limits, other_rows, room)
         adaptive = wanted == ADAPTIVE
         if np.all((known & (limits > 0)) | (wanted == 0)):
             decision = budget(load, self.cost)
@@ -144,7 +143,7 @@ class Controller:
             decision = self._decide_unknown(load, known)
         self.rounds.plan(rows)
         if not adaptive.any():
-            return replace(decision, draft=self._pays_for_newcomer(load))
+            return replace(decision, draft=self._pays_for_newcomer())
         if decision.draft:
             self._since_probe_s = 0.0
             return decision
@@ -159,17 +158,11 @@ class Controller:
         load = replace(load, previous=np.where(known[:, None], load.previous, float(pays)))
         return budget(load, self.cost, draft=pays)
 
-    def _pays_for_newcomer(self, load: StepLoad) -> bool:
+    def _pays_for_newcomer(self) -> bool:
         """Whether drafting pays for an adaptive request whose prompt ends in a step that has no
         other adaptive ones."""
-        one = StepLoad(
-            self.rounds.profile[None, None],
-            np.array([ADAPTIVE]),
-            np.array([self.draft_length]),
-            load.other_rows + len(load.wanted),
-            load.other_tokens + len(load.wanted),
-        )
-        return budget(one, self.cost).draft
+        one, whole = np.array([ADAPTIVE]), np.array([self.draft_length])
+        return budget(StepLoad(self.rounds.profile[None, None], one, whole), self.cost).draft
 
     def _probed(self, decision: StepDecision, load: StepLoad) -> StepDecision:
         self._since_probe_s += decision.step_s

@@ -19,9 +19,15 @@ STEPS = 100
 MOST_FEATURE = 40.0
 HEADLESS_START = (0.5, -0.2)  # slope, intercept for `top_logit`
 HEAD_START = (1.0, 0.0)  # trust the head
-PRIOR_WEIGHT = 1.0  # L2 towards the start values: a few labels change little
+# L2 towards the start values, as prior variances. Intercepts differ less from each other than all
+# of them may be off together: places that are never verified follow those that are, else a head
+# that is too timid would never be found out.
+SLOPE_VARIANCE, COMMON_VARIANCE, OWN_VARIANCE = 1.0, 1.0, 0.1
 MEMORY = 0.8  # what earlier curvature still weighs at the next Newton step
-MOST_CHANGE = 2.0  # of a parameter in one Newton step
+# Features reach 40, so the slope moves in smaller steps than the intercepts; it stays >= 0: a surer
+# draft is never less likely accepted.
+MOST_CHANGE = (0.25, 1.0)  # of slope and intercepts in one Newton step
+MOST_SLOPE, MOST_INTERCEPT = 10.0, 20.0
 
 
 def top_logit(logits: Floats) -> Floats:
@@ -40,6 +46,10 @@ class ConfidenceEstimator:
     def __init__(self, draft_length: int, start: tuple[float, float] = HEADLESS_START) -> None:
         self._start = np.array([start[0]] + [start[1]] * draft_length)
         self._theta = self._start.copy()
+        variance = np.zeros((self._theta.size, self._theta.size))
+        variance[0, 0] = SLOPE_VARIANCE
+        variance[1:, 1:] = COMMON_VARIANCE + OWN_VARIANCE * np.eye(draft_length)
+        self._prior = np.linalg.inv(variance)
         self._gradient = np.zeros_like(self._theta)
         self._curvature = np.zeros((self._theta.size, self._theta.size))
         self._past = np.zeros_like(self._curvature)
@@ -90,10 +100,16 @@ class ConfidenceEstimator:
         """One Newton step on the penalised log likelihood of the labels since the last one; the
         faded curvature of earlier labels damps it."""
         self._past = MEMORY * self._past + self._curvature
-        gradient = self._gradient + PRIOR_WEIGHT * (self._start - self._theta)
-        matrix = self._past + PRIOR_WEIGHT * np.eye(self._theta.size)
-        change = np.linalg.solve(matrix, gradient)
-        self._theta = self._theta + np.clip(change, -MOST_CHANGE, MOST_CHANGE)
+        gradient = self._gradient + self._prior @ (self._start - self._theta)
+        matrix = self._past + self._prior
+        step = np.clip(np.linalg.solve(matrix, gradient)[0], -MOST_CHANGE[0], MOST_CHANGE[0])
+        slope = np.clip(self._theta[0] + step, 0.0, MOST_SLOPE)
+        # The intercepts that go best with the slope as it was bounded.
+        rest = gradient[1:] - matrix[1:, 0] * (slope - self._theta[0])
+        change = np.clip(np.linalg.solve(matrix[1:, 1:], rest), -MOST_CHANGE[1], MOST_CHANGE[1])
+        intercepts = np.clip(self._theta[1:] + change, -MOST_INTERCEPT, MOST_INTERCEPT)
+        # Replaced as a whole: another thread may be reading.
+        self._theta = np.concatenate(([slope], intercepts))
         self._gradient[:] = 0.0
         self._curvature[:] = 0.0
 

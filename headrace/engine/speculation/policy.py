@@ -14,7 +14,7 @@ may come from lengths and rooms, never from drafted ids (no cutting at what a gr
 
 `budget` maximises expected tokens / seconds over all prefixes of the sorted survivals, since costs
 have steps and the first local maximum may be a poor one. Source: DSpark paper, algorithm 1, without
-its early stop.
+its early stop. Prompt chunks in the step: see `budget`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
-LEAST_STEP_S = 1e-9
 # Of equally good totals the smallest is taken; sums of floats are equal up to about this.
 EQUAL = 1.0 - 1e-12
 
@@ -42,16 +41,14 @@ class StepLoad:
     have not arrived: a draft that nobody has judged is worth a try, and trying is how it gets
     judged. Requests without a draft count 0, whatever stands here. wanted: int64 [R],
     `Policy.drafts` of each request. limits: int64 [R], most drafts that may be verified: 0 without
-    a draft, fewer than G near the length limit. other_rows, other_tokens: rows of prompt chunks,
-    and how many of those requests draw a token. room: most drafts that the step has rows for;
-    None: no bound.
+    a draft, fewer than G near the length limit. other_rows: rows of prompt chunks. room: most
+    drafts that the step has rows for; None: no bound.
     """
 
     previous: Floats
     wanted: Ints
     limits: Ints
     other_rows: int = 0
-    other_tokens: int = 0
     room: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,9 +85,14 @@ class StepDecision:
 def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) -> StepDecision:
     """How many drafts the step verifies in all: the best of all prefixes, none included.
 
+    Without prompt chunks the best is most tokens per second. With them a step is long anyway, and
+    more tokens in it would always look good; but its rows can be as dear as any. So drafts must
+    then earn what a step without prompts would: most of tokens - (its best speed) * seconds, which
+    for a step without prompts is the same rule.
+
     draft: whether a draft pass for the adaptive requests follows, which costs its time; None: it
-    follows if a step with it is expected to be faster than one without speculation. cost None:
-    unknown cost counts as flat, so everything is verified.
+    follows if a step with it (and without prompts) is expected to be faster than one without
+    speculation. cost None: unknown cost counts as flat, so everything is verified.
     """
     rounds, requests, length = load.previous.shape
     fixed, limits, most = _slots(load)
@@ -98,26 +100,30 @@ def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) 
         return StepDecision(fixed, limits, max(most, 0), most >= 0 and draft is not False, 0.0, 0.0)
     rates = _ranked(load.previous, limits)[:most]
     tokens = np.empty(rates.size + 1)
-    tokens[0] = requests + load.other_tokens
-    first_rows = requests + load.other_rows
+    tokens[0] = requests
+    rows = requests
     if fixed.any():
         kept_places = np.arange(length) < fixed[:, None]
         tokens[0] += load.previous[:, kept_places].sum() / rounds
-        first_rows += int(fixed.sum())
+        rows += int(fixed.sum())
     np.cumsum(rates, out=tokens[1:])
     tokens[1:] += tokens[0]
     kept = int(np.count_nonzero(load.wanted > 0))  # drafted for, whatever is decided here
     drafted = kept + int(np.count_nonzero(load.wanted == ADAPTIVE))
-    seconds = cost.verify_s(first_rows, tokens.size) + cost.sampler_s(requests + load.other_tokens)
-    seconds += cost.draft_s(kept)
-    seconds = np.maximum(seconds, LEAST_STEP_S)
-    drafting = seconds + (cost.draft_s(drafted) - cost.draft_s(kept))
+    overhead_s = cost.sampler_s(requests) + cost.draft_s(kept)
+    seconds = cost.verify_s(rows, tokens.size) + overhead_s
+    draft_s = cost.draft_s(drafted) - cost.draft_s(kept)
     if draft is None:
-        draft = bool(EQUAL * np.max(tokens / drafting) > tokens[0] / seconds[0])
+        draft = bool(EQUAL * np.max(tokens / (seconds + draft_s)) > tokens[0] / seconds[0])
     if draft:
-        seconds = drafting
+        overhead_s += draft_s
+        seconds = seconds + draft_s
     speed = tokens / seconds
     total = int(np.argmax(speed >= EQUAL * speed.max()))
+    if load.other_rows:
+        seconds = cost.verify_s(rows + load.other_rows, tokens.size) + overhead_s
+        gain = tokens - speed[total] * seconds
+        total = int(np.argmax(gain >= gain.max() - (1.0 - EQUAL) * tokens[-1]))
     return StepDecision(fixed, limits, total, draft, float(tokens[total]), float(seconds[total]))
 
 

@@ -20,8 +20,11 @@ def test_parse_and_back(text, drafts):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "on", "OFF", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:05", "fixed:65", "fixed:5 "]
-    + ["fixed:٣", "fixed:1\n", "fixed:" + "9" * 6000, "adaptive:5", None, 5, True, ["off"], {}],
+    [
+        *("", "on", "OFF", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:05", "fixed:65"),
+        *("fixed:5 ", "fixed:٣", "fixed:1\n", "fixed:" + "9" * 6000, "adaptive:5"),
+        *(None, 5, True, ["off"], {}),
+    ],
 )
 def test_parse_refuses_by_name(text):
     with pytest.raises(ConfigError) as raised:

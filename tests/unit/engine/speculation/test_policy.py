@@ -133,12 +133,19 @@ def test_prompt_rows_make_drafts_cheap_or_dear():
     survival = survivals(np.full((2, 5), 0.7))
     knee = StepCost(Curve((16, 32, 64), (0.010, 0.035, 0.140), stepped=True))
     assert budget(load(survival), knee).total == 10
+    assert budget(load(survival, other_rows=4), knee).total == 10
+    assert budget(load(survival, other_rows=8), knee).total == 6  # up to the knee, not beyond
     assert budget(load(survival, other_rows=14), knee).total == 0
     assert budget(load(survival, other_rows=15), knee).total == 10
     assert budget(load(survival, other_rows=23), knee).total == 7
-    # Tokens that prompts draw make a longer step less welcome.
-    dear = StepCost(Curve((1, 2), (0.010, 0.012)))
-    assert budget(load(survival), dear).total > budget(load(survival, other_tokens=30), dear).total
+
+
+@pytest.mark.parametrize("other_rows", [0, 1, 64, 4096])
+def test_cost_by_rows_verifies_nothing_beside_prompts_either(other_rows):
+    """A step that is long anyway is no reason to pay for drafts."""
+    survival = survivals(np.full((2, 5), 0.9))
+    assert budget(load(survival, other_rows=other_rows), StepCost(PROPORTIONAL)).total == 0
+    assert budget(load(survival, other_rows=other_rows), StepCost(FLAT)).total == 10
 
 
 def test_room_bounds_the_drafts_of_a_step():
