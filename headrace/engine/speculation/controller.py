@@ -94,14 +94,12 @@ class Controller:
         Call it before `arrive` brings the next one. Leave out requests in which acceptance was cut
         by something else (a stop token, the length limit).
         """
-        features = self._features[rows]
-        self.estimator.observe(features, verified, accepted)
+        judged, confidence = self.estimator.observe(self._features[rows], verified, accepted)
         places = np.arange(self.draft_length)
-        judged = places < np.minimum(accepted + 1, verified)[:, None]
         self._counts[0] += (places < verified[:, None]).sum(axis=0)
         self._counts[1] += judged.sum(axis=0)
         self._counts[2] += (places < accepted[:, None]).sum(axis=0)
-        self._predicted += np.where(judged, self.estimator.confidences(features), 0.0).sum(axis=0)
+        self._predicted += (confidence * judged).sum(axis=0)
 
     def clear(self, rows: Ints) -> None:
         """Table rows [R] are given up or computed again: no drafts, nothing under way."""
@@ -136,13 +134,12 @@ class Controller:
         """
         previous, known = self.rounds.previous(rows)
         load = StepLoad(previous, wanted, limits, other_rows, room)
-        adaptive = wanted == ADAPTIVE
-        if np.all((known & (limits > 0)) | (wanted == 0)):
+        if ((known & (limits > 0)) | (wanted == 0)).all():
             decision = budget(load, self.cost)
         else:
             decision = self._decide_unknown(load, known)
         self.rounds.plan(rows)
-        if not adaptive.any():
+        if not (wanted == ADAPTIVE).any():
             return replace(decision, draft=self._pays_for_newcomer())
         if decision.draft:
             self._since_probe_s = 0.0

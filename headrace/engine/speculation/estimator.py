@@ -10,11 +10,13 @@ labels count as curvature and fade. Parameters depend on past rounds only, so de
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.engine.speculation.confidence import sigmoid
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
+Flags = NDArray[np.bool_]
 STEPS = 100
 MOST_FEATURE = 40.0
 HEADLESS_START = (0.5, -0.2)  # slope, intercept for `top_logit`
@@ -71,30 +73,34 @@ class ConfidenceEstimator:
         logits = theta[0] * _clamped(features) + theta[1:]
         return sigmoid(np.nan_to_num(logits, nan=-np.inf))
 
-    def observe(self, features: Floats, verified: Ints, accepted: Ints) -> None:
+    def observe(self, features: Floats, verified: Ints, accepted: Ints) -> tuple[Flags, Floats]:
         """What one step showed: features [R, G] of the verified drafts, how many drafts of each
-        request were verified [R] and accepted [R].
+        request were verified [R] and accepted [R]. Gives which drafts were judged [R, G] (verified,
+        and all before them accepted), and their confidences [R, G].
 
         Leave out requests whose rounds say nothing (cut by a stop token, placeholder drafts).
         """
-        if np.any(accepted > verified) or np.any(verified > features.shape[-1]):
-            raise InternalError("more drafts accepted than verified, or verified than drafted")
         places = np.arange(features.shape[-1])
-        used = (places < np.minimum(accepted + 1, verified)[:, None]) & ~np.isnan(features)
-        error = np.where(used, (places < accepted[:, None]) - self.confidences(features), 0.0)
-        weight = self.confidences(features)
-        weight = np.where(used, np.maximum(weight * (1.0 - weight), 1e-6), 0.0)
+        if (accepted > verified).any() or (verified > places.size).any():
+            raise InternalError("more drafts accepted than verified, or verified than drafted")
+        c = self.confidences(features)
+        judged = places < np.minimum(accepted + 1, verified)[:, None]
+        used = judged & ~np.isnan(features)
         f = np.where(used, _clamped(features), 0.0)
-        self._gradient[0] += (error * f).sum()
+        error = ((places < accepted[:, None]) - c) * used
+        weight = np.maximum(c * (1.0 - c), 1e-6) * used
+        self._gradient[0] += np.vdot(error, f)
         self._gradient[1:] += error.sum(axis=0)
-        cross = (weight * f).sum(axis=0)
-        self._curvature[0, 0] += (weight * f * f).sum()
+        weighted = weight * f
+        cross = weighted.sum(axis=0)
+        self._curvature[0, 0] += np.vdot(weighted, f)
         self._curvature[0, 1:] += cross
         self._curvature[1:, 0] += cross
         self._curvature[1:, 1:] += np.diag(weight.sum(axis=0))
         self._steps += 1
         if self._steps % STEPS == 0:
             self._refit()
+        return judged, c
 
     def _refit(self) -> None:
         """One Newton step on the penalised log likelihood of the labels since the last one; the
@@ -115,4 +121,4 @@ class ConfidenceEstimator:
 
 
 def _clamped(features: Floats) -> Floats:
-    return np.clip(features, -MOST_FEATURE, MOST_FEATURE)
+    return np.minimum(np.maximum(features, -MOST_FEATURE), MOST_FEATURE)

@@ -20,6 +20,7 @@ its early stop. Prompt chunks in the step: see `budget`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,63 +95,81 @@ def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) 
     follows if a step with it (and without prompts) is expected to be faster than one without
     speculation. cost None: unknown cost counts as flat, so everything is verified.
     """
-    rounds, requests, length = load.previous.shape
-    fixed, limits, most = _slots(load)
-    if most < 0 or cost is None:
-        return StepDecision(fixed, limits, max(most, 0), most >= 0 and draft is not False, 0.0, 0.0)
-    rates = _ranked(load.previous, limits)[:most]
+    requests = load.previous.shape[1]
+    slots = _slots(load)
+    if slots.adaptive == 0 or cost is None:
+        draft = slots.adaptive > 0 and draft is not False
+        return StepDecision(slots.fixed, slots.limits, slots.most, draft, 0.0, 0.0)
+    rates = _ranked(load.previous, slots.limits)[: slots.most]
     tokens = np.empty(rates.size + 1)
-    tokens[0] = requests
-    rows = requests
-    if fixed.any():
-        kept_places = np.arange(length) < fixed[:, None]
-        tokens[0] += load.previous[:, kept_places].sum() / rounds
-        rows += int(fixed.sum())
+    tokens[0] = requests + slots.fixed_tokens
     np.cumsum(rates, out=tokens[1:])
     tokens[1:] += tokens[0]
-    kept = int(np.count_nonzero(load.wanted > 0))  # drafted for, whatever is decided here
-    drafted = kept + int(np.count_nonzero(load.wanted == ADAPTIVE))
-    overhead_s = cost.sampler_s(requests) + cost.draft_s(kept)
+    rows = requests + slots.fixed_total
+    kept_s = cost.draft_s(slots.kept)
+    draft_s = cost.draft_s(slots.kept + slots.adaptive) - kept_s
+    overhead_s = cost.sampler_s(requests) + kept_s
     seconds = cost.verify_s(rows, tokens.size) + overhead_s
-    draft_s = cost.draft_s(drafted) - cost.draft_s(kept)
     if draft is None:
-        draft = bool(EQUAL * np.max(tokens / (seconds + draft_s)) > tokens[0] / seconds[0])
+        draft = bool(EQUAL * (tokens / (seconds + draft_s)).max() > tokens[0] / seconds[0])
     if draft:
         overhead_s += draft_s
-        seconds = seconds + draft_s
+        seconds += draft_s
     speed = tokens / seconds
-    total = int(np.argmax(speed >= EQUAL * speed.max()))
+    total = int((speed >= EQUAL * speed.max()).argmax())
     if load.other_rows:
         seconds = cost.verify_s(rows + load.other_rows, tokens.size) + overhead_s
         gain = tokens - speed[total] * seconds
-        total = int(np.argmax(gain >= gain.max() - (1.0 - EQUAL) * tokens[-1]))
-    return StepDecision(fixed, limits, total, draft, float(tokens[total]), float(seconds[total]))
+        total = int((gain >= gain.max() - (1.0 - EQUAL) * tokens[-1]).argmax())
+    return StepDecision(
+        slots.fixed, slots.limits, total, draft, float(tokens[total]), float(seconds[total])
+    )
 
 
-def _slots(load: StepLoad) -> tuple[Ints, Ints, int]:
-    """Drafts of fixed requests [R], most drafts of adaptive ones [R], and most of those in all
-    (-1: there are no adaptive requests)."""
+class _Slots(NamedTuple):
+    """fixed: drafts of fixed requests [R], together fixed_total, worth fixed_tokens. limits: most
+    drafts of adaptive ones [R], together at most `most`. kept: requests that are drafted for
+    whatever is decided. adaptive: how many requests are."""
+
+    fixed: Ints
+    limits: Ints
+    most: int
+    fixed_total: int
+    fixed_tokens: float
+    kept: int
+    adaptive: int
+
+
+def _slots(load: StepLoad) -> _Slots:
+    rounds, requests, length = load.previous.shape
+    room, limits = load.room, np.minimum(load.limits, length)
     is_adaptive = load.wanted == ADAPTIVE
-    allowed = np.clip(load.limits, 0, load.previous.shape[2])
-    fixed = np.where(is_adaptive, 0, np.minimum(load.wanted, allowed))
-    if load.room is not None and fixed.sum() > load.room:
-        fixed = split(load.room, np.ones_like(load.previous[0]), fixed)
-    if not is_adaptive.any():
-        return fixed, np.zeros_like(fixed), -1
-    limits = np.where(is_adaptive, allowed, 0)
+    adaptive = int(np.count_nonzero(is_adaptive))
+    if adaptive == requests:
+        most = int(limits.sum())
+        most = most if room is None else min(most, room)
+        return _Slots(np.zeros_like(limits), limits, most, 0, 0.0, 0, adaptive)
+    fixed = np.where(is_adaptive, 0, np.minimum(load.wanted, limits))
+    if room is not None and fixed.sum() > room:
+        fixed = split(room, np.ones((requests, length)), fixed)
+    total = int(fixed.sum())
+    limits = np.where(is_adaptive, limits, 0)
     most = int(limits.sum())
-    if load.room is not None:
-        most = min(most, max(load.room - int(fixed.sum()), 0))
-    return fixed, limits, most
+    most = most if room is None else max(min(most, room - total), 0)
+    verified = np.arange(length) < fixed[:, None]
+    tokens = float(load.previous[:, verified].sum()) / rounds
+    return _Slots(
+        fixed, limits, most, total, tokens, int(np.count_nonzero(load.wanted > 0)), adaptive
+    )
 
 
 def _admissible(survival: Floats, limits: Ints) -> Floats:
     """survival [..., R, G] as a non-increasing sequence per request, 0 from its limit [R] on."""
     # Both repairs are seldom needed and cost as much as the rest of a decision.
-    if np.any(survival[..., 1:] > survival[..., :-1]):
+    if (survival[..., 1:] > survival[..., :-1]).any():
         survival = np.minimum.accumulate(survival, axis=-1)
     length = survival.shape[-1]
-    if np.all(limits >= length):
+    if (limits >= length).all():
         return survival
     return np.where(np.arange(length) < limits[:, None], survival, 0.0)
 
@@ -159,8 +178,8 @@ def _ranked(survival: Floats, limits: Ints) -> Floats:
     """What the k-th best draft of a round is worth, mean over rounds [M, R, G], highest first:
     [n], without the end that is worth nothing."""
     values = _admissible(survival, limits)
-    best = np.sort(values.reshape(len(values), -1), axis=1)[:, ::-1]
-    mean: Floats = best[0] if len(best) == 1 else best.mean(axis=0)
+    rising = np.sort(values.reshape(len(values), -1), axis=1)
+    mean: Floats = (rising[0] if len(rising) == 1 else rising.mean(axis=0))[::-1]
     return mean[: np.count_nonzero(mean > 0.0)]
 
 
@@ -176,12 +195,11 @@ def split(total: int, survival: Floats, limits: Ints) -> Ints:
     requests, length = survival.shape
     # Position-major: that is the order in which equal ones are taken.
     values = _admissible(survival, limits).T.ravel()
-    if total >= np.count_nonzero(values > 0.0):
-        chosen = values > 0.0
-    else:
+    chosen = values > 0.0
+    if total < np.count_nonzero(chosen):
         least = np.partition(values, values.size - total)[values.size - total]
         chosen = values > least
-        equal = np.flatnonzero(values == least)
-        chosen[equal[: total - int(np.count_nonzero(chosen))]] = True
+        lacking = total - int(np.count_nonzero(chosen))
+        chosen[(values == least).nonzero()[0][:lacking]] = True
     lengths: Ints = chosen.reshape(length, requests).sum(axis=0, dtype=np.int64)
     return lengths

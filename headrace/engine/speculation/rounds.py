@@ -82,8 +82,9 @@ class Rounds:
     def newest(self, rows: Ints) -> Floats:
         """Survivals [R, G] of the newest round, 1 where they have not arrived."""
         number = self._launched[rows]
-        arrived = (self._arrived[rows] == number)[:, None]
-        return np.where(arrived, self._survivals[number % (KEPT_ROUNDS + 1), rows], 1.0)
+        found = self._survivals[number % (KEPT_ROUNDS + 1), rows]
+        arrived = self._arrived[rows] == number
+        return found if arrived.all() else np.where(arrived[:, None], found, 1.0)
 
     def _learn(self, found: Floats) -> None:
         if len(found):
