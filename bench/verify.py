@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -201,7 +202,7 @@ def compare(load: dict, cost: StepCost, kappa: int, requests: int, variant: str,
     as_reported = causal(cost, rounds, correct=False)
     off = requests / (cost.verify_s(requests, 1)[0] + cost.sampler_s(requests))
     edges = np.linspace(part.start, n, BLOCKS + 1).astype(int)
-    blocks = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    blocks = [slice(a, b) for a, b in pairwise(edges)]
     ratios = [ours.per_s(block) / optimum.per_s(block) for block in blocks]
     mine = ours.per_s(part)
     return {
@@ -267,8 +268,9 @@ def records(load: dict, rounds: int, only: tuple[int, int] | None) -> Iterator[d
         if only is None or only == (kappa, requests)
     ]
     checked = sum(check(load, cost, *case) for case in cases)
-    yield {"name": "verify-check-values", "ours": checked, "peer": checked, "ratio": 1.0,
-           "spread": [1.0, 1.0], "n": 1, "unit": "check values reproduced to the last digit"}  # fmt: skip
+    unit = "check values of the file reproduced to the last digit"
+    shared = {"peer": checked, "ratio": 1.0, "spread": [1.0, 1.0], "n": 1, "unit": unit}
+    yield {"name": "verify-check-values", "ours": checked, **shared}
     for case in cases:
         for variant in load["confidence_model"]["variants"]:
             yield compare(load, cost, *case, variant, rounds)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.core.speculation import ADAPTIVE
-from headrace.engine.speculation.confidence import LEAST_TEMPERATURE
+from headrace.engine.speculation.confidence import LEAST_TEMPERATURE, Survivals
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.engine.speculation.estimator import HEAD_START, ConfidenceEstimator
@@ -105,7 +105,7 @@ class Controller:
         """Table rows [R] are given up or computed again: no drafts, nothing under way."""
         self.rounds.clear(rows)
 
-    def newest(self, rows: Ints) -> Floats:
+    def newest(self, rows: Ints) -> Survivals:
         """Survivals [R, G] of the newest drafts, 1 where they have not arrived."""
         return self.rounds.newest(rows)
 
@@ -170,7 +170,7 @@ class Controller:
         perfect = self._all_drafted(load, np.ones_like(load.previous))
         return replace(decision, draft=budget(perfect, self.cost).draft)
 
-    def _all_drafted(self, load: StepLoad, survival: Floats) -> StepLoad:
+    def _all_drafted(self, load: StepLoad, survival: Survivals) -> StepLoad:
         """The same load if every request had a whole draft with these survivals."""
         limits = np.full_like(load.limits, self.draft_length)
         return replace(load, previous=survival, limits=limits)

@@ -5,7 +5,8 @@ How the engine uses it, each step (`controller.py` joins the parts and keeps the
     decision = budget(load, cost)            # when the step is planned
     lengths = decision.lengths(newest)       # when it is launched: int64 [R], drafts to verify
 
-Two snapshots of survival (probability that a draft and all before it are accepted, float64 [R, G]):
+Two snapshots of survival (probability that a draft and all before it are accepted, [R, G] in
+fp32 or fp64, falling along G as `confidence.survivals` makes it):
 `budget` takes that of the round BEFORE the drafts it admits, `lengths` that of these drafts. So
 whether draft k of a request is verified depends on the drafts before it and on other requests,
 never on draft k itself or what follows it: required for the `maximal` coupling, where the output
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.core.speculation import ADAPTIVE
+from headrace.engine.speculation.confidence import Survivals
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
@@ -37,7 +39,7 @@ EQUAL = 1.0 - 1e-12
 class StepLoad:
     """What a step would run, R decoding requests (one row and one token each) and the rest.
 
-    previous: float64 [M, R, G], survivals of M >= 1 rounds before the newest drafts, latest first:
+    previous: [M, R, G], survivals of M >= 1 rounds before the newest drafts, latest first:
     the expectation is the mean over them (with few requests one round says little). 1 where they
     have not arrived: a draft that nobody has judged is worth a try, and trying is how it gets
     judged. Requests without a draft count 0, whatever stands here. wanted: int64 [R],
@@ -46,7 +48,7 @@ class StepLoad:
     drafts that the step has rows for; None: no bound.
     """
 
-    previous: Floats
+    previous: Survivals
     wanted: Ints
     limits: Ints
     other_rows: int = 0
@@ -77,8 +79,8 @@ class StepDecision:
     expected_tokens: float
     step_s: float
 
-    def lengths(self, newest: Floats) -> Ints:
-        """Drafts that each request verifies, int64 [R]; newest: survivals float64 [R, G] of the
+    def lengths(self, newest: Survivals) -> Ints:
+        """Drafts that each request verifies, int64 [R]; newest: survivals [R, G] of the
         drafts at hand, 1 where they have not arrived."""
         return self.fixed + split(self.total, newest, self.limits)
 
@@ -108,22 +110,28 @@ def budget(load: StepLoad, cost: StepCost | None, *, draft: bool | None = None) 
     rows = requests + slots.fixed_total
     kept_s = cost.draft_s(slots.kept)
     draft_s = cost.draft_s(slots.kept + slots.adaptive) - kept_s
-    overhead_s = cost.sampler_s(requests) + kept_s
-    seconds = cost.verify_s(rows, tokens.size) + overhead_s
+    plain_s = cost.sampler_s(requests) + kept_s
+    overhead_s = plain_s if draft is False else plain_s + draft_s
+    verify_s = cost.verify_s(rows, tokens.size)
+    total, speed = _fastest(tokens, verify_s + overhead_s)
     if draft is None:
-        draft = bool(EQUAL * (tokens / (seconds + draft_s)).max() > tokens[0] / seconds[0])
-    if draft:
-        overhead_s += draft_s
-        seconds += draft_s
-    speed = tokens / seconds
-    total = int((speed >= EQUAL * speed.max()).argmax())
+        draft = bool(EQUAL * speed > tokens[0] / (verify_s[0] + plain_s))
+        if not draft:
+            overhead_s = plain_s
+            total, speed = _fastest(tokens, verify_s + overhead_s)
     if load.other_rows:
-        seconds = cost.verify_s(rows + load.other_rows, tokens.size) + overhead_s
-        gain = tokens - speed[total] * seconds
+        verify_s = cost.verify_s(rows + load.other_rows, tokens.size)
+        gain = tokens - speed * (verify_s + overhead_s)
         total = int((gain >= gain.max() - (1.0 - EQUAL) * tokens[-1]).argmax())
-    return StepDecision(
-        slots.fixed, slots.limits, total, draft, float(tokens[total]), float(seconds[total])
-    )
+    step_s = float(verify_s[total]) + overhead_s
+    return StepDecision(slots.fixed, slots.limits, total, draft, float(tokens[total]), step_s)
+
+
+def _fastest(tokens: Floats, seconds: Floats) -> tuple[int, float]:
+    """Where tokens / seconds is highest, the first of equal ones, and how high."""
+    speed = tokens / seconds
+    highest = float(speed.max())
+    return int((speed >= EQUAL * highest).argmax()), highest
 
 
 class _Slots(NamedTuple):
@@ -163,30 +171,27 @@ def _slots(load: StepLoad) -> _Slots:
     )
 
 
-def _admissible(survival: Floats, limits: Ints) -> Floats:
-    """survival [..., R, G] as a non-increasing sequence per request, 0 from its limit [R] on."""
-    # Both repairs are seldom needed and cost as much as the rest of a decision.
-    if (survival[..., 1:] > survival[..., :-1]).any():
-        survival = np.minimum.accumulate(survival, axis=-1)
+def _admissible(survival: Survivals, limits: Ints) -> Survivals:
+    """survival [..., R, G], 0 from each request's limit [R] on."""
     length = survival.shape[-1]
     if (limits >= length).all():
         return survival
     return np.where(np.arange(length) < limits[:, None], survival, 0.0)
 
 
-def _ranked(survival: Floats, limits: Ints) -> Floats:
+def _ranked(survival: Survivals, limits: Ints) -> Survivals:
     """What the k-th best draft of a round is worth, mean over rounds [M, R, G], highest first:
     [n], without the end that is worth nothing."""
     values = _admissible(survival, limits)
     rising = np.sort(values.reshape(len(values), -1), axis=1)
-    mean: Floats = (rising[0] if len(rising) == 1 else rising.mean(axis=0))[::-1]
-    return mean[: np.count_nonzero(mean > 0.0)]
+    mean: Survivals = rising[0] if len(rising) == 1 else rising.mean(axis=0)
+    return mean[mean.searchsorted(0.0, "right") :][::-1]
 
 
-def split(total: int, survival: Floats, limits: Ints) -> Ints:
+def split(total: int, survival: Survivals, limits: Ints) -> Ints:
     """The `total` most likely drafts, as a length per request: int64 [R].
 
-    survival: float64 [R, G]; limits: int64 [R]. Equal ones: by position, then by request, so the
+    survival: [R, G]; limits: int64 [R]. Equal ones: by position, then by request, so the
     result is always a prefix per request. Drafts that cannot survive (0) are left out, so the sum
     may be less than `total`.
     """

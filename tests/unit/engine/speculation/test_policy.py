@@ -187,14 +187,6 @@ def test_split_leaves_out_what_cannot_survive():
     assert split(3, np.zeros((0, 5)), np.zeros(0, dtype=np.int64)).tolist() == []
 
 
-def test_rising_survivals_still_give_prefixes():
-    survival = np.array([[0.2, 0.9, 0.1], [0.3, 0.2, 0.25]])
-    decision = budget(load(survival), StepCost(Curve((2, 8), (0.01, 0.01))))
-    assert decision.total == 6
-    assert split(2, survival, np.full(2, 3)).tolist() == [1, 1]
-    assert split(3, survival, np.full(2, 3)).tolist() == [2, 1]
-
-
 def test_drafting_is_weighed_with_its_own_cost():
     survival = survivals(np.full((8, 5), 0.7))
     verify = Curve((8, 48), (0.010, 0.030))

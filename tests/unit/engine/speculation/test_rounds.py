@@ -32,18 +32,18 @@ def test_blocking_order():
     assert previous(rounds)[1] == [False, False]  # there is no round before it
     rounds.launch(ROWS)
     assert previous(rounds) == ([0.5, 0.25], [True, True])
-    rounds.arrive(ROWS, constant(0.1, 0.2))
+    rounds.arrive(ROWS, constant(0.125, 0.75))
     assert previous(rounds) == ([0.5, 0.25], [True, True])
-    assert rounds.newest(ROWS)[:, 0].tolist() == [0.1, 0.2]
+    assert rounds.newest(ROWS)[:, 0].tolist() == [0.125, 0.75]
 
 
 def test_overlapped_order_sees_the_same():
     rounds = Rounds(5, 2)
     for number in range(1, 40):
         rounds.launch(ROWS)
-        expected = ([1 / (number - 1)] * 2, [True] * 2) if number > 1 else ([1.0] * 2, [False] * 2)
+        expected = ([(number - 1) / 64] * 2, [True] * 2) if number > 1 else ([1.0] * 2, [False] * 2)
         assert previous(rounds) == expected
-        rounds.arrive(ROWS, constant(1 / number, 1 / number))
+        rounds.arrive(ROWS, constant(number / 64, number / 64))
         assert previous(rounds) == expected
 
 
