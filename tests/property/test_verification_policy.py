@@ -240,7 +240,7 @@ def test_no_draft_decides_about_itself(overlapped):
     """Changing x_k, and all that follows from it, never changes whether x_k is verified; required
     for the `maximal` coupling."""
     others = 0
-    for seed in range(500):
+    for seed in range(300):
         drafter, generator = Drafter(seed), np.random.default_rng([seed, 1])
         wanted = generator.choice([ADAPTIVE, ADAPTIVE, ADAPTIVE, ADAPTIVE, 0, 2], REQUESTS)
         r, k = generator.integers(REQUESTS), generator.integers(LENGTH - 1)
@@ -251,7 +251,7 @@ def test_no_draft_decides_about_itself(overlapped):
         after = last_lengths(drafter, changed, wanted, overlapped)
         assert (before[r] > k) == (after[r] > k), (seed, r, k)
         others += before.tolist() != after.tolist()
-    assert others > 30  # what comes after k, and other requests, may well change
+    assert others > 15  # what comes after k, and other requests, may well change
 
 
 def test_blocking_and_overlapped_loops_decide_alike():

@@ -9,6 +9,7 @@ from headrace.core.speculation import ADAPTIVE
 from headrace.engine.speculation.controller import PROBE_SHARE, Controller
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Curve
+from headrace.engine.speculation.policy import StepLoad, budget
 
 LENGTH = 5
 PROPORTIONAL = Curve((0, 1), (0.0, 0.001))
@@ -81,7 +82,7 @@ def test_speculation_returns_when_drafts_become_good():
     loop = Loop(StepCost(CHEAP_ROWS, Curve.linear(0.003, 0.0)), 16, accept=0.05).run(300)
     assert loop.verified_latest == 0
     loop.accept = 0.9
-    loop.run(1500)
+    loop.run(1000)
     assert loop.verified_latest > 16 * 3
     loop.accept = 0.05
     loop.run(300)
@@ -186,3 +187,37 @@ def test_counts_by_place():
     assert stats.judged.tolist() == [2, 2, 0]
     assert stats.accepted.tolist() == [2, 1, 0]
     assert stats.predicted == pytest.approx([1.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("requests", [4, 256])
+@pytest.mark.parametrize("spread", [2, 20])
+@pytest.mark.parametrize("timid", [1.0, 1.5])
+def test_near_the_perfect_selector_and_above_every_fixed_length(requests, spread, timid):
+    """Expected tokens per second beside a selector that sees the true probabilities of the round
+    itself, and beside every fixed length. bench/verify.py does this on the fixed load."""
+    cost = StepCost(Curve((8, 64, 512), (0.010, 0.016, 0.032)), Curve.linear(0.001, 4e-6))
+    means = np.array([0.85, 0.8, 0.8, 0.75, 0.7])
+    generator = np.random.default_rng([requests, spread])
+    controller, rows = Controller(requests, LENGTH, cost), np.arange(requests)
+    wanted, limits = np.full(requests, ADAPTIVE), np.full(requests, LENGTH)
+    tokens, seconds = np.zeros(LENGTH + 3), np.zeros(LENGTH + 3)
+    for number in range(450 if timid > 1.0 else 120):
+        c = generator.beta(spread * means, spread * (1 - means), (requests, LENGTH))
+        c = np.clip(c, 1e-6, 1 - 1e-6)
+        survival = np.cumprod(c, axis=1)
+        controller.launch(rows)
+        controller.arrive(rows, np.log(c / (1 - c)) / timid)
+        ours = controller.decide(rows, wanted, limits).lengths(controller.newest(rows))
+        accepted = np.cumprod(generator.random(c.shape) < c, axis=1).sum(axis=1)
+        controller.outcome(rows, ours, np.minimum(ours, accepted))
+        if number < (350 if timid > 1.0 else 20):
+            continue
+        best = budget(StepLoad(survival[None], wanted, limits), cost, draft=True).lengths(survival)
+        fixed = [np.full(requests, k) for k in range(LENGTH + 1)]
+        for i, lengths in enumerate([ours, best, *fixed]):
+            admitted = np.arange(LENGTH) < lengths[:, None]
+            tokens[i] += requests + survival[admitted].sum()
+            seconds[i] += cost.verify.of(requests + int(lengths.sum())) + cost.draft_s(requests)
+    speed = tokens / seconds
+    assert speed[0] >= 0.99 * speed[1]
+    assert speed[0] >= 0.99 * speed[2:].max()
