@@ -17,11 +17,12 @@ from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
 Flags = NDArray[np.bool_]
-KEPT_ROUNDS = 16
+KEPT_ROUNDS = 8
 # With fewer requests than this, more than one earlier round is looked at: one round of four
 # requests is a poor guess of what the next one will be worth.
 ENOUGH_REQUESTS = 64
-PROFILE_MEMORY = 256  # requests' rounds after which the profile has mostly forgotten
+# Requests' rounds after which the profile has mostly forgotten; few, since probes are rare.
+PROFILE_MEMORY = 32
 
 
 class Rounds:
