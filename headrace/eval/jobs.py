@@ -18,7 +18,8 @@ from headrace.eval.run import EvalOptions, Examiner, PromptWork, Result
 
 ENGLISH = "english"
 EVERYTHING = (*FAMILIES, ENGLISH)
-_PART = 64  # questions of one task
+# Questions of one task. In the last steps of a task only its longest answers are left.
+_PART = 128
 
 
 @dataclass(frozen=True, slots=True)
