@@ -2,7 +2,7 @@
 
 `SamplingParams` is validated once, where it is built; every later layer may trust it. Order of the
 transforms, per row: repetition penalty (prompt + output), frequency and presence penalty (output),
-logit_bias, banned / allowed ids and the ids that min_tokens forbids, temperature, top_k (logit
+logit_bias, grammar, banned / allowed ids and the ids that min_tokens forbids, temperature, top_k (logit
 descending, id ascending), top_p (renormalised after top_k), min_p, draw. Ids are checked against
 the vocabulary by the engine (`engine/sampling_state.py`), which alone knows it.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from headrace.core.grammar import GrammarSpec
 from headrace.core.plain import is_huge, plain, plain_ids
 from headrace.errors import InvalidRequest
 
@@ -76,6 +77,9 @@ class SamplingParams:
     logprobs: log probabilities of each drawn token and of this many best ids (0 .. vocabulary), or
     None. logprobs_mode: "raw" or "processed". prompt_logprobs: the same for each prompt token but
     the first, always raw; the prompt is then computed without prefix cache and truncation.
+
+    grammar: what the answer must look like; EOS ends it where the grammar allows an end. Where the
+    grammar allows nothing but the end, min_tokens yields.
     """
 
     temperature: float = 1.0
@@ -99,6 +103,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         self._make_plain()
@@ -107,6 +112,8 @@ class SamplingParams:
         self._check_ids()
         self._check_end()
         self._check_logprobs()
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest("grammar must be a GrammarSpec.", param="grammar")
 
     def _make_plain(self) -> None:
         for field in fields(self):
