@@ -1,0 +1,257 @@
+"""What the nodes of a whole schema mean together: recursion, alternatives, multiples.
+
+Contract: `check_links` takes a complete normal form. Recursion that never ends is refused, `oneOf`
+becomes `anyOf` where no value fits two of its branches, and is refused elsewhere. Called by
+`schema.py` when all definitions are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from typing import Any, NoReturn
+
+from headrace.errors import InvalidRequest
+from headrace.recipe.grammar.schema_sizes import (
+    MAX_REMAINDERS,
+    common_multiple,
+    same,
+    type_of,
+    types_of,
+)
+from headrace.recipe.grammar.schema_tables import IN_PLACE, LIMITS, Mode
+
+Schema = bool | dict[str, Any]
+_MAX_ROUNDS = 50
+_LOOK_AHEAD = 8  # levels of references and alternatives that are compared
+
+
+def _fail(path: str, problem: str) -> NoReturn:
+    raise InvalidRequest(f"{path}: {problem}.", param=path)
+
+
+def check_links(
+    root: Schema,
+    definitions: Mapping[str, Schema],
+    later: list[tuple[dict[str, Any], str]],
+    path: str,
+    mode: Mode,
+    form: Callable[..., Any],
+) -> Any:
+    """The form whose nodes were checked together (they are changed in place)."""
+    links = _Links(definitions)
+    try:
+        links.check_chains(root, path)
+        links.check_ends(root, path)
+        for node, place in later:
+            links.check_node(node, place, mode)
+    except InvalidRequest:
+        if mode is not Mode.LOOSE:
+            raise
+        return form(True)
+    return form(root, definitions)
+
+
+class _Links:
+    """The definitions of one schema."""
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+
+    def _target(self, node: dict[str, Any]) -> Schema:
+        return self._definitions[node["$ref"].rpartition("/")[2]]
+
+    def _beside(self, node: Schema) -> Iterator[Schema]:
+        """Schemas that hold for the same value as this one."""
+        if isinstance(node, dict):
+            if "$ref" in node:
+                yield self._target(node)
+            for keyword in IN_PLACE:
+                yield from node.get(keyword, ())
+
+    # --- recursion ---------------------------------------------------------------------------
+
+    def check_chains(self, root: Schema, path: str) -> None:
+        """References that lead to each other without a value in between end, and soon."""
+        lengths: dict[int, int] = {}
+        for start in (root, *self._definitions.values()):
+            self._chain(start, path, lengths, set(), 0)
+
+    def _chain(
+        self, node: Schema, path: str, lengths: dict[int, int], active: set[int], depth: int
+    ) -> int:
+        """How many levels of schemas apply to one value."""
+        if not isinstance(node, dict):
+            return 0
+        known = lengths.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in active:
+            _fail(path, "a reference leads back to itself with nothing in between")
+        if depth > LIMITS.depth:
+            _fail(path, f"more than {LIMITS.depth} references follow one another")
+        active.add(id(node))
+        inner = (self._chain(e, path, lengths, active, depth + 1) for e in self._beside(node))
+        lengths[id(node)] = 1 + max(inner, default=0)
+        active.discard(id(node))
+        return lengths[id(node)]
+
+    def check_ends(self, root: Schema, path: str) -> None:
+        """Some finite value fits (least fixed point over the definitions)."""
+        finite: set[str] = set()
+        names = list(reversed(list(self._definitions)))  # what is found late is needed early
+        for _ in range(_MAX_ROUNDS):
+            new = {n for n in names if n not in finite and self._add(n, finite)}
+            if not new:
+                break
+        if not self._ends(root, finite):
+            _fail(path, "every value that fits is endless: a required part contains itself")
+
+    def _add(self, name: str, finite: set[str]) -> bool:
+        if self._ends(self._definitions[name], finite):
+            finite.add(name)
+            return True
+        return False
+
+    def _ends(self, node: Schema, finite: set[str]) -> bool:
+        if isinstance(node, bool):
+            return node
+        if "$ref" in node and node["$ref"].rpartition("/")[2] not in finite:
+            return False
+        if not all(self._ends(entry, finite) for entry in node.get("allOf", ())):
+            return False
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in node and not any(self._ends(e, finite) for e in node[keyword]):
+                return False
+        if "enum" in node or "const" in node:
+            return True
+        types = types_of(node)
+        return (
+            bool(types - {"object", "array"})
+            or ("object" in types and self._object_ends(node, finite))
+            or ("array" in types and self._array_ends(node, finite))
+        )
+
+    def _object_ends(self, node: dict[str, Any], finite: set[str]) -> bool:
+        properties = node.get("properties", {})
+        other = node.get("additionalProperties", True)
+        if node.get("patternProperties"):
+            other = True
+        return all(
+            self._ends(properties.get(name, other), finite) for name in node.get("required", ())
+        )
+
+    def _array_ends(self, node: dict[str, Any], finite: set[str]) -> bool:
+        least, prefix = node.get("minItems", 0), node.get("prefixItems", [])
+        if not all(self._ends(entry, finite) for entry in prefix[:least]):
+            return False
+        return least <= len(prefix) or self._ends(node.get("items", True), finite)
+
+    # --- alternatives and multiples ------------------------------------------------------------
+
+    def check_node(self, node: dict[str, Any], path: str, mode: Mode) -> None:
+        """`oneOf` and `multipleOf` of one node."""
+        multiples = set(self._multiples(node, 0))
+        if len(multiples) > 1:
+            unit = common_multiple(multiples)
+            if unit.numerator > MAX_REMAINDERS or unit.denominator > MAX_REMAINDERS:
+                _fail(f"{path}.multipleOf", "is not supported together with the other multiples")
+        if "oneOf" not in node:
+            return
+        branches = node["oneOf"]
+        if mode is not Mode.LOOSE and sum(entry is not False for entry in branches) > 1:
+            if len(branches) > LIMITS.depth:
+                _fail(f"{path}.oneOf", f"has more than {LIMITS.depth} branches; use anyOf")
+            for (i, a), (k, b) in combinations(enumerate(branches), 2):
+                if not self._disjoint(a, b, 0):
+                    _fail(
+                        f"{path}.oneOf",
+                        f"a value may fit the branches {i} and {k}; use anyOf, or give them "
+                        "different types or a required property with different constants",
+                    )
+        rest = {key: value for key, value in node.items() if key != "oneOf"}
+        if "anyOf" in rest:
+            rest["allOf"] = [*rest.get("allOf", ()), {"anyOf": branches}]
+        else:
+            # In the place of the other, which decides about the order of properties.
+            rest = {("anyOf" if key == "oneOf" else key): value for key, value in node.items()}
+        node.clear()
+        node.update(rest)
+
+    def _multiples(self, node: Schema, depth: int) -> Iterator[int | float]:
+        if isinstance(node, dict) and depth < LIMITS.depth:
+            if "multipleOf" in node:
+                yield node["multipleOf"]
+            for entry in self._beside(node):
+                yield from self._multiples(entry, depth + 1)
+
+    def _disjoint(self, a: Schema, b: Schema, depth: int) -> bool:
+        """Whether it is certain that no value fits both."""
+        if a is False or b is False:
+            return True
+        if isinstance(a, bool) or isinstance(b, bool) or depth > _LOOK_AHEAD:
+            return False
+        types = types_of(a) & types_of(b)
+        if not types:
+            return True
+        values_a, values_b = _values(a), _values(b)
+        if values_a is not None and values_b is not None:
+            return not any(same(x, y) for x in values_a for y in values_b)
+        for values, other in ((values_a, b), (values_b, a)):
+            if values is not None and not any(type_of(v) in types_of(other) for v in values):
+                return True
+        return (
+            self._parts_disjoint(a, b, depth)
+            or self._parts_disjoint(b, a, depth)
+            or (types == {"object"} and self._objects_disjoint(a, b, depth))
+            or (types <= {"number", "integer"} and _ranges_disjoint(a, b))
+        )
+
+    def _parts_disjoint(self, a: dict[str, Any], b: Schema, depth: int) -> bool:
+        """A condition of `a`, or all its alternatives, exclude `b`."""
+        conditions = list(a.get("allOf", ()))
+        if "$ref" in a:
+            conditions.append(self._target(a))
+        if any(self._disjoint(entry, b, depth + 1) for entry in conditions):
+            return True
+        return any(
+            keyword in a and all(self._disjoint(e, b, depth + 1) for e in a[keyword])
+            for keyword in ("anyOf", "oneOf")
+        )
+
+    def _objects_disjoint(self, a: dict[str, Any], b: dict[str, Any], depth: int) -> bool:
+        names = dict.fromkeys([*a.get("required", ()), *b.get("required", ())])
+        return any(
+            self._disjoint(_property(a, name), _property(b, name), depth + 1) for name in names
+        )
+
+
+def _property(node: dict[str, Any], name: str) -> Schema:
+    properties: dict[str, Schema] = node.get("properties", {})
+    if name in properties:
+        return properties[name]
+    if node.get("patternProperties"):
+        return True
+    other: Schema = node.get("additionalProperties", True)
+    return other
+
+
+def _values(node: dict[str, Any]) -> list[Any] | None:
+    """The values of a node that lists them."""
+    if "const" in node:
+        return [node["const"]]
+    found: list[Any] | None = node.get("enum")
+    if found is None and types_of(node) == {"null"}:
+        return [None]
+    return found
+
+
+def _ranges_disjoint(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    for low, high in ((a, b), (b, a)):
+        for least, above in (("minimum", False), ("exclusiveMinimum", True)):
+            for most, below in (("maximum", False), ("exclusiveMaximum", True)):
+                if least in low and most in high:
+                    gap = low[least] - high[most]
+                    if gap > 0 or (gap == 0 and (above or below)):
+                        return True
+    return False
