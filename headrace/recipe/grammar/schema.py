@@ -180,7 +180,9 @@ class _Reader:
                 if self._mode is not Mode.LOOSE:
                     raise
                 return True
-        if "oneOf" in out or "multipleOf" in out or "allOf" in out:
+        if self._mode is Mode.LOOSE:
+            out = uncombined(out)
+        if not _LATER.isdisjoint(out):
             self.later.append((out, path))
         return out if out else True
 
@@ -329,6 +331,7 @@ class _Reader:
 # Further expressions for a string, moved into `allOf` when the node is complete.
 PATTERNS = "patterns"
 _OPENS = frozenset(("$ref", "anyOf", "oneOf", "allOf", "patternProperties", "additionalProperties"))
+_LATER = frozenset(("$ref", "anyOf", "oneOf", "allOf", "multipleOf", "enum", "const"))
 _Read = Callable[[_Reader, Any, dict[str, Any], str, int], dict[str, Any]]
 _KEYWORDS: dict[str, _Read] = {
     "type": _Reader._type,
@@ -364,6 +367,19 @@ _KEYWORDS: dict[str, _Read] = {
         _Reader._count,
     ),
 }
+
+
+def uncombined(node: dict[str, Any]) -> dict[str, Any]:
+    """Loose: the most telling of conditions that might exclude each other."""
+    for keyword in ("const", "enum", "$ref", "anyOf", "oneOf", "allOf"):
+        if keyword in node and (keyword != "allOf" or len(node) == len(node["allOf"]) == 1):
+            return {keyword: node[keyword]}
+    kept = dict(node)
+    kept.pop("allOf", None)
+    if "pattern" in kept:
+        kept.pop("minLength", None)
+        kept.pop("maxLength", None)
+    return kept
 
 
 def step(name: str) -> str:

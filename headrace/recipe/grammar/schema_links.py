@@ -12,7 +12,9 @@ from itertools import combinations
 from typing import Any, NoReturn
 
 from headrace.errors import InvalidRequest
+from headrace.recipe.grammar.schema_refs import reachable
 from headrace.recipe.grammar.schema_sizes import (
+    ALL_TYPES,
     MAX_REMAINDERS,
     common_multiple,
     same,
@@ -24,6 +26,7 @@ from headrace.recipe.grammar.schema_tables import IN_PLACE, LIMITS, Mode
 Schema = bool | dict[str, Any]
 _MAX_ROUNDS = 50
 _LOOK_AHEAD = 8  # levels of references and alternatives that are compared
+_MAX_COMPARISONS = 50_000
 
 
 def _fail(path: str, problem: str) -> NoReturn:
@@ -44,6 +47,8 @@ def check_links(
         links.check_chains(root, path)
         links.check_ends(root, path)
         for node, place in later:
+            if mode is not Mode.LOOSE:
+                links.check_possible(node, place)
             links.check_node(node, place, mode)
     except InvalidRequest:
         if mode is not Mode.LOOSE:
@@ -57,6 +62,14 @@ class _Links:
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
+        # By id() of nodes, which all live as long as this object does.
+        self._types: dict[int, frozenset[str]] = {}
+        self._multiples: dict[int, frozenset[int | float]] = {}
+        self._variants: dict[int, int] = {}
+        self._comparisons = 0
+        self._recursive = {
+            name for name, node in definitions.items() if name in reachable(node, definitions)
+        }
 
     def _target(self, node: dict[str, Any]) -> Schema:
         return self._definitions[node["$ref"].rpartition("/")[2]]
@@ -147,11 +160,75 @@ class _Links:
             return False
         return least <= len(prefix) or self._ends(node.get("items", True), finite)
 
-    # --- alternatives and multiples ------------------------------------------------------------
+    # --- conditions for one value ----------------------------------------------------------------
+
+    def check_possible(self, node: dict[str, Any], path: str) -> None:
+        """Some value can meet all conditions of a node, and they can be combined."""
+        if not self.types(node):
+            _fail(path, "the conditions that are combined here have no type in common")
+        if self.variants(node) > LIMITS.alternatives:
+            _fail(path, f"the alternatives here have more than {LIMITS.alternatives} combinations")
+        sources = _sources(node)
+        if len(sources) > 1:
+            for entry in sources:
+                if _reference(entry) in self._recursive:
+                    _fail(path, "a part that contains itself cannot be combined with more keywords")
+        values = _values(node)
+        if values is not None and set(node) - {"type", "enum", "const"}:
+            import jsonschema_rs  # heavy, and hardly any schema needs it
+
+            valid = jsonschema_rs.validator_for({**node, "$defs": dict(self._definitions)}).is_valid
+            if not any(map(valid, values)):
+                _fail(path, "none of the listed values meets the other conditions")
+
+    def types(self, node: Schema) -> frozenset[str]:
+        """The types of values that may fit."""
+        if not isinstance(node, dict):
+            return ALL_TYPES if node else frozenset()
+        known = self._types.get(id(node))
+        if known is None:
+            known = types_of(node)
+            if "$ref" in node:
+                known &= self.types(self._target(node))
+            for entry in node.get("allOf", ()):
+                known &= self.types(entry)
+            for keyword in ("anyOf", "oneOf"):
+                if keyword in node:
+                    known &= frozenset().union(*map(self.types, node[keyword]))
+            self._types[id(node)] = known
+        return known
+
+    def variants(self, node: Schema) -> int:
+        """How many combinations of alternatives a value may take, at most about the limit."""
+        if not isinstance(node, dict):
+            return 1
+        known = self._variants.get(id(node))
+        if known is None:
+            known = self.variants(self._target(node)) if "$ref" in node else 1
+            for entry in node.get("allOf", ()):
+                known *= self.variants(entry)
+            for keyword in ("anyOf", "oneOf"):
+                if keyword in node:
+                    known *= sum(map(self.variants, node[keyword]))
+            known = self._variants[id(node)] = min(known, LIMITS.alternatives + 1)
+        return known
+
+    def multiples(self, node: Schema) -> frozenset[int | float]:
+        """Values of `multipleOf` that may hold together."""
+        if not isinstance(node, dict):
+            return frozenset()
+        known = self._multiples.get(id(node))
+        if known is None:
+            own = frozenset([node["multipleOf"]]) if "multipleOf" in node else frozenset()
+            known = own.union(*map(self.multiples, self._beside(node)))
+            self._multiples[id(node)] = known
+        return known
+
+    # --- alternatives and multiples --------------------------------------------------------------
 
     def check_node(self, node: dict[str, Any], path: str, mode: Mode) -> None:
         """`oneOf` and `multipleOf` of one node."""
-        multiples = set(self._multiples(node, 0))
+        multiples = self.multiples(node)
         if len(multiples) > 1:
             unit = common_multiple(multiples)
             if unit.numerator > MAX_REMAINDERS or unit.denominator > MAX_REMAINDERS:
@@ -178,18 +255,14 @@ class _Links:
         node.clear()
         node.update(rest)
 
-    def _multiples(self, node: Schema, depth: int) -> Iterator[int | float]:
-        if isinstance(node, dict) and depth < LIMITS.depth:
-            if "multipleOf" in node:
-                yield node["multipleOf"]
-            for entry in self._beside(node):
-                yield from self._multiples(entry, depth + 1)
-
     def _disjoint(self, a: Schema, b: Schema, depth: int) -> bool:
         """Whether it is certain that no value fits both."""
+        self._comparisons += 1
         if a is False or b is False:
             return True
         if isinstance(a, bool) or isinstance(b, bool) or depth > _LOOK_AHEAD:
+            return False
+        if self._comparisons > _MAX_COMPARISONS:
             return False
         types = types_of(a) & types_of(b)
         if not types:
@@ -224,6 +297,21 @@ class _Links:
         return any(
             self._disjoint(_property(a, name), _property(b, name), depth + 1) for name in names
         )
+
+
+def _sources(node: dict[str, Any]) -> list[Schema]:
+    """The schemas that a node combines; its plain keywords count as one."""
+    conditions = list(node.get("allOf", ()))
+    branches = [entry for keyword in ("anyOf", "oneOf") for entry in node.get(keyword, ())]
+    single = [{"$ref": node["$ref"]}] if "$ref" in node else []
+    plain = [True] if set(node) - {"$ref", *IN_PLACE} else []
+    if not (conditions or single or plain):
+        return []  # nothing but alternatives, each by itself
+    return [*conditions, *branches, *single, *plain]
+
+
+def _reference(node: Schema) -> str | None:
+    return node["$ref"].rpartition("/")[2] if isinstance(node, dict) and "$ref" in node else None
 
 
 def _property(node: dict[str, Any], name: str) -> Schema:

@@ -227,14 +227,15 @@ def _check_property_counts(node: dict[str, Any], path: str, closed: bool) -> Non
     if closed and most is not None and most >= len(properties):
         del node["maxProperties"]
     complete = set(properties) <= set(required) and not combined
-    if "minProperties" in node and not (
-        (complete and least == len(required) + 1) or (least == 1 and not combined)
-    ):
+    simple = complete or (closed and not combined)
+    if "minProperties" in node and not (simple and least == len(required) + 1):
         _fail(
             f"{path}.minProperties",
-            "is not supported here: at most one more than the required properties can be enforced",
+            "is not supported here: at most one more than the required properties can be enforced, "
+            "and beside optional properties only with additionalProperties = false",
         )
-    if "maxProperties" in node and not complete:
+    one_of_all = simple and most == 1 and not required
+    if "maxProperties" in node and not (complete or one_of_all):
         _fail(
             f"{path}.maxProperties",
             "is not supported beside optional properties",
