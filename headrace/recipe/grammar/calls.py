@@ -21,7 +21,8 @@ from headrace.recipe.render.common import CallFormat
 MAX_COUNTED = 64  # parameters of a tool; of more the order is that of the schema
 # White space in JSON: what the model writes and indented forms, but no endless runs.
 _JSON_OPTIONS = '{"x-guidance":{"whitespace_pattern":"[ \\n\\r\\t]{1,64}"}'
-_NAME = r"[^\x{0}-\x{1f}\x{7f}\x{22}\x{5c}\x{3c}\x{3e}\x{ff5c}]{1,128}"
+# Of parameters that are named nowhere: nothing that ends the attribute, and no white space.
+_NAME = r"[^\x{0}-\x{20}\x{22}\x{3c}\x{3e}\x{5c}\x{7f}-\x{a0}\x{ff5c}\p{Z}]{1,128}"
 
 
 @dataclass(frozen=True, slots=True)

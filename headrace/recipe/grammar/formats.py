@@ -26,9 +26,7 @@ _OFFSET = rf"(?:[Zz]|[+-]{_HOUR}:{_SIXTY})"
 _DIGITS = r"(?:\.\d+)?"
 # Second 60 is 23:59 in UTC; with another offset it is left out, since which minute of which hour
 # that is would take an expression that lists all of them.
-_TIME = (
-    rf"(?:{_HOUR}:{_SIXTY}:{_SIXTY}{_DIGITS}{_OFFSET}|23:59:60{_DIGITS}(?:[Zz]|[+-]00:00))"
-)
+_TIME = rf"(?:{_HOUR}:{_SIXTY}:{_SIXTY}{_DIGITS}{_OFFSET}|23:59:60{_DIGITS}(?:[Zz]|[+-]00:00))"
 _DURATION = (
     r"P(?:(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)(?:T(?:\d+H(?:\d+M(?:\d+S)?)?"
     r"|\d+M(?:\d+S)?|\d+S))?|T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)|\d+W)"
@@ -57,9 +55,7 @@ _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _QUOTED = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\[\x20-\x7e])*"'
-_EMAIL = (
-    rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
-)
+_EMAIL = rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
 _PCT = r"%[0-9A-Fa-f]{2}"
 _UNRESERVED = r"-A-Za-z0-9._~!$&'()*+,;="
 _PCHAR = rf"(?:[{_UNRESERVED}:@]|{_PCT})"

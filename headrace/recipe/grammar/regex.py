@@ -74,9 +74,7 @@ def normal_regex(text: str, *, whole: bool = False) -> str:
     Raises RegexError.
     """
     if len(text) > MAX_REGEX_CHARACTERS:
-        raise RegexError(
-            f"has {len(text)} characters, at most {MAX_REGEX_CHARACTERS} are allowed"
-        )
+        raise RegexError(f"has {len(text)} characters, at most {MAX_REGEX_CHARACTERS} are allowed")
     node = _Reader(text).read()
     if _size(node) > MAX_REGEX_SIZE:
         raise RegexError(

@@ -146,7 +146,12 @@ GUIDED_FIELDS: dict[str, _Rule] = {
     "guided_json_object": _any_object,
 }
 # How other servers' engines are set up; nothing that an answer has to have.
-_SETTINGS = ("backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+_SETTINGS = (
+    "backend",
+    "disable_fallback",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+)
 
 
 def guided_rule(

@@ -81,7 +81,8 @@ def check_schema_form(
         number, target = len(definitions), reader.document.targets[len(definitions)]
         definitions[str(number)] = reader.node(target.schema, target.path, 0)
     form = SchemaForm(root, definitions)
-    form = check_links(form.root, definitions, reader.later, path, mode, SchemaForm)
+    if not check_links(form.root, definitions, reader.later, path, mode):
+        return SchemaForm(True)
     if root is False:
         raise InvalidRequest(f"{path}: the schema `false` allows no answer.", param=path)
     size = len(form.text().encode())

@@ -7,7 +7,7 @@ becomes `anyOf` where no value fits two of its branches, and is refused elsewher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NoReturn
 
@@ -39,9 +39,8 @@ def check_links(
     later: list[tuple[dict[str, Any], str]],
     path: str,
     mode: Mode,
-    form: Callable[..., Any],
-) -> Any:
-    """The form whose nodes were checked together (they are changed in place)."""
+) -> bool:
+    """Check the nodes together, changing them in place; False: in mode LOOSE nothing is left."""
     links = _Links(definitions)
     try:
         links.check_chains(root, path)
@@ -53,8 +52,8 @@ def check_links(
     except InvalidRequest:
         if mode is not Mode.LOOSE:
             raise
-        return form(True)
-    return form(root, definitions)
+        return False
+    return True
 
 
 class _Links:

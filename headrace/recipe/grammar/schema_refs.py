@@ -97,7 +97,16 @@ class Document:
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_ONES = ("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains")
+_ONES = (
+    "additionalProperties",
+    "items",
+    "additionalItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+)
 
 
 def subschemas(root: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str]]:

@@ -240,5 +240,3 @@ def _check_property_counts(node: dict[str, Any], path: str, closed: bool) -> Non
             f"{path}.maxProperties",
             "is not supported beside optional properties",
         )
-
-

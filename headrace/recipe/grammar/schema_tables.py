@@ -40,15 +40,59 @@ class Limits:
 LIMITS = Limits()
 
 ENFORCED = frozenset(
-    "type enum const anyOf allOf oneOf $ref properties required additionalProperties "
-    "patternProperties minProperties maxProperties items prefixItems additionalItems minItems "
-    "maxItems minLength maxLength pattern format minimum maximum exclusiveMinimum "
-    "exclusiveMaximum multipleOf uniqueItems".split()
+    [
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "$ref",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "uniqueItems",
+    ]
 )
 ANNOTATIONS = frozenset(
-    "title description default examples $comment $schema $id $anchor $defs definitions deprecated "
-    "readOnly writeOnly contentMediaType contentEncoding contentSchema $dynamicAnchor "
-    "$recursiveAnchor discriminator".split()
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "$comment",
+        "$schema",
+        "$id",
+        "$anchor",
+        "$defs",
+        "definitions",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "discriminator",
+    ]
 )
 _NO_GRAMMAR = "no grammar expresses it"
 _REWRITE = "write the variants as anyOf instead"

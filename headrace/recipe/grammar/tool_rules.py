@@ -164,7 +164,7 @@ def _split(form: SchemaForm, node: Schema, level: int) -> _Split | None:
         return [], False
     if node is True:
         node = {}
-    if level > _MAX_LEVELS or "$ref" in node or "allOf" in node and not _only_patterns(node):
+    if level > _MAX_LEVELS or "$ref" in node or ("allOf" in node and not _only_patterns(node)):
         return None
     if "anyOf" in node:
         return _split_alternatives(form, node, level) if set(node) == {"anyOf"} else None
@@ -210,7 +210,9 @@ def _split_values(node: dict[str, Any]) -> _Split | None:
     types = types_of(node)
     strings = [value for value in values if isinstance(value, str) and "string" in types]
     rest = [value for value in values if not isinstance(value, str)]
-    texts = [("|".join(map(literal_regex, strings)),)] if strings else []
+    texts: list[tuple[str, ...]] = []
+    if strings:
+        texts.append(("|".join(map(literal_regex, strings)),))
     if not rest:
         return texts, False
     kept = {"type": node["type"]} if "type" in node else {}
