@@ -6,6 +6,7 @@ written as a grammar (`spec.py`). Made by `protocols/`, at level `clients` only;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -14,13 +15,14 @@ import msgspec
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.ebnf import lark_of
+from headrace.recipe.grammar.ebnf import GrammarError, is_gbnf, translate
 from headrace.recipe.grammar.regex import RegexError, normal_regex
 from headrace.recipe.grammar.schema import check_schema_form
 from headrace.recipe.grammar.schema_tables import Mode
 from headrace.recipe.grammar.tool_rules import ToolRules
 
 MAX_CHOICES = 5_000
+_LARK_OPTIONS = re.compile(r"^\s*%llguidance|x-guidance", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,20 @@ def choice_rule(choices: Any, path: str) -> FormatRule:
     return FormatRule(GrammarKind.CHOICE, text, path)
 
 
-def lark_rule(grammar: Any, path: str) -> FormatRule:
-    """A grammar in Lark's or llama.cpp's notation."""
+def grammar_rule(grammar: Any, path: str) -> FormatRule:
+    """A grammar in Lark's notation, or in that of llama.cpp and xgrammar."""
     if not isinstance(grammar, str) or not grammar.strip():
         _fail(path, "must be the text of a grammar")
     _check_size(grammar, path)
+    if not is_gbnf(grammar):
+        if _LARK_OPTIONS.search(grammar):
+            _fail(path, "cannot set options of the grammar engine (`%llguidance`)")
+        return FormatRule(GrammarKind.LARK, grammar, path)
     try:
-        return FormatRule(GrammarKind.LARK, lark_of(grammar), path)
-    except ValueError as error:
-        _fail(path, str(error))
+        regular, text = translate(grammar)
+    except GrammarError as error:
+        _fail(path, f"the grammar {error}")
+    return FormatRule(GrammarKind.REGEX if regular else GrammarKind.LARK, text, path)
 
 
 def _check_size(text: str, path: str) -> None:
@@ -135,14 +142,14 @@ _OBJECT_FIELDS: dict[str, _Rule] = {
     "json": _guided_json,
     "regex": regex_rule,
     "choice": choice_rule,
-    "grammar": lark_rule,
+    "grammar": grammar_rule,
     "json_object": _any_object,
 }
 GUIDED_FIELDS: dict[str, _Rule] = {
     "guided_json": _guided_json,
     "guided_regex": regex_rule,
     "guided_choice": choice_rule,
-    "guided_grammar": lark_rule,
+    "guided_grammar": grammar_rule,
     "guided_json_object": _any_object,
 }
 # How other servers' engines are set up; nothing that an answer has to have.

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import llguidance
 
@@ -81,20 +80,31 @@ def accepts(matcher: llguidance.LLMatcher, tokens: Sequence[int] | str) -> bool:
 
 
 def random_answer(
-    matcher: llguidance.LLMatcher, draw: random.Random, end: int, limit: int = 400
+    matcher: llguidance.LLMatcher,
+    draw: random.Random,
+    end: int,
+    *,
+    prefer: frozenset[int] = frozenset(),
+    limit: int = 400,
 ) -> list[int] | None:
-    """Tokens of an answer that the grammar allows, without its end; None when it grew too long."""
+    """Tokens of an answer that the grammar allows, without its end; None when it grew too long.
+
+    prefer: tokens that are taken in every third place where they are allowed.
+    """
     copy = matcher.deep_copy()
     out: list[int] = []
     for _ in range(limit):
-        mask: Any = copy.compute_bitmask()
-        allowed = [
-            8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
-        ]
-        assert allowed, "the grammar is at a dead end"
-        if end in allowed and (len(allowed) == 1 or draw.random() < 0.5):
+        mask = int.from_bytes(copy.compute_bitmask(), "little")
+        assert mask, "the grammar is at a dead end"
+        if mask >> end & 1 and (mask == 1 << end or draw.random() < 0.5):
             return out
-        allowed = [token for token in allowed if token != end]
-        out.append(draw.choice(allowed))
+        liked = [token for token in prefer if mask >> token & 1]
+        token = draw.choice(liked) if liked and draw.random() < 0.35 else None
+        while token is None or token == end:
+            # A random bit that is set.
+            start = draw.randrange(mask.bit_length())
+            rest = mask >> start
+            token = start + (rest & -rest).bit_length() - 1
+        out.append(token)
         assert copy.consume_token(out[-1])
     return None
