@@ -48,14 +48,16 @@ class CallGrammar:
         self._opens = f'"<" {token} ' + _text(f'{form.parameter} name="')
         self._closes = f"{token} " + _text(f"{form.parameter}>\n")
         block, invoke = _text(f"{form.block}>"), _text(f"{form.invoke}>")
-        more = ' ("\\n" call)*' if parallel else ""
+        # Of two texts the longer one wins where both fit, so that none may end where the other
+        # goes on: the mark of a tag belongs to the line end in front of it.
+        more = ' ("\\n<" call)*' if parallel else ""
         opens_call = _text(f'{form.invoke} name="')
         names = " | ".join(f"tool_{number}" for number in range(len(tools)))
         self.lines += (
             f'block: "\\n\\n<" {token} opened',
             f'opened: {block} "\\n" inside',
-            f'inside: call{more} "\\n</" {token} {block}',
-            f'call: "<" {token} {opens_call} one_call "</" {token} {invoke}',
+            f'inside: "<" call{more} "\\n</" {token} {block}',
+            f'call: {token} {opens_call} one_call "</" {token} {invoke}',
             f"one_call: {names}",
         )
         for number, tool in enumerate(tools):

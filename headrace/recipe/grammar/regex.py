@@ -8,6 +8,7 @@ be too large, is refused by name. Called by `schema.py`, `tools.py` and `spec.py
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -85,7 +86,15 @@ def normal_regex(text: str, *, whole: bool = False) -> str:
 
 def literal_regex(text: str) -> str:
     """The expression that matches exactly this text."""
-    return "".join(written(((ord(c), ord(c)),)) for c in text)
+    return _NOT_PLAIN.sub(_escaped_char, text)
+
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
+
+
+def _escaped_char(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return written(((code, code),))
 
 
 # --- reading -----------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def check_schema_form(
     """
     reader = _Reader(Document(schema, path), mode, close)
     root = reader.node(schema, path, 0)
+    if root is False:
+        raise InvalidRequest(f"{path}: the schema `false` allows no answer.", param=path)
     definitions: dict[str, Schema] = {}
     while len(definitions) < len(reader.document.targets):
         number, target = len(definitions), reader.document.targets[len(definitions)]
@@ -83,8 +85,6 @@ def check_schema_form(
     form = SchemaForm(root, definitions)
     if not check_links(form.root, definitions, reader.later, path, mode):
         return SchemaForm(True)
-    if root is False:
-        raise InvalidRequest(f"{path}: the schema `false` allows no answer.", param=path)
     size = len(form.text().encode())
     if size > LIMITS.bytes:
         raise InvalidRequest(
