@@ -197,7 +197,7 @@ class GrammarCompiler:
             error = caught
         except MatcherFailed as caught:
             error = InvalidGrammar(
-                f"The {job.key[0]} grammar has no beginning: {caught}.", param="grammar"
+                f"The {job.key[0]} grammar allows no answer: {caught}.", param="grammar"
             )
         except Exception as caught:  # a bug in a library must not end the engine
             error = InternalError(f"The grammar library failed: {caught}.")

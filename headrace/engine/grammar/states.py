@@ -78,11 +78,11 @@ class StateGraph:
                 self._forget()
                 self.root = State(self.root.mask, self.root.forced, self._start)
             known = self._new(matcher(), position)
-            if position is not None:
-                self._by_position[position] = known
         if self._limit_bytes:
             state.following[token] = known
             self.size_bytes += _STATE_BYTES
+            if position is not None:
+                self._by_position[position] = known
         return known
 
     def _forget(self) -> None:
