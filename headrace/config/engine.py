@@ -43,8 +43,7 @@ class EngineConfig:
     "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
     grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
     None: nowhere. grammar_compile_timeout_s: seconds until a request whose grammar is still not
-    compiled ends. grammar_threads: grammars compiled at once. jump_forward: whether tokens that a
-    grammar leaves no choice about are run without waiting for their draw.
+    compiled ends. grammar_threads: grammars compiled at once.
     """
 
     dtype: str = "float32"
@@ -69,7 +68,6 @@ class EngineConfig:
     grammar_cache_dir: str | None = None
     grammar_compile_timeout_s: float = 20.0
     grammar_threads: int = 2
-    jump_forward: bool = True
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
@@ -77,7 +75,7 @@ class EngineConfig:
         self._check_choice("grammar_backend", GRAMMAR_BACKENDS)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
-        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache", "jump_forward"):
+        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",

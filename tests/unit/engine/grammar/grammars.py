@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -76,6 +76,39 @@ class Walker:
             return choose(closing)
         solid = [token for token in allowed if token not in self._spaces]
         return choose(solid if solid and chance() < 0.9 else allowed)
+
+
+class Letters:
+    """A vocabulary for `FakeModel`: 50 ids of one character each; 0 and 1 are begin and end."""
+
+    alphabet = '{}[]":, 0123456789-.abcdefghijklmnopqrstuvxyz@/\n'
+    vocab_size = 2 + len(alphabet)
+
+    def encode(self, text: str) -> list[int]:
+        return [2 + self.alphabet.index(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return "".join(self.token_bytes(token).decode() for token in token_ids if token > 1)
+
+    def detokenizer(self) -> _LettersDetokenizer:
+        return _LettersDetokenizer()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<>" if token_id < 2 else self.alphabet[token_id - 2].encode()
+
+    def is_added(self, token_id: int) -> bool:
+        return token_id < 2
+
+
+class _LettersDetokenizer:
+    def push(self, token_ids: Sequence[int]) -> str:
+        return Letters().decode(token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+    def copy(self) -> _LettersDetokenizer:
+        return self
 
 
 GRAMMARS = (
