@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
+GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
 
 
@@ -37,6 +38,12 @@ class EngineConfig:
     result that of a cold run) or "off" (no hits until window records are stored). truncate: whether
     the layers after the last KV source run on the last rows of a prompt only; None: where the model
     allows it.
+
+    grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
+    "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
+    grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
+    None: nowhere. grammar_compile_timeout_s: seconds until a request whose grammar is still not
+    compiled ends. grammar_threads: grammars compiled at once.
     """
 
     dtype: str = "float32"
@@ -56,10 +63,16 @@ class EngineConfig:
     prefix_cache: bool = True
     replay: str = "bounded"
     truncate: str | None = None
+    grammar_backend: str = "llguidance"
+    grammar_cache_bytes: int = 256 * 2**20
+    grammar_cache_dir: str | None = None
+    grammar_compile_timeout_s: float = 20.0
+    grammar_threads: int = 2
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
         self._check_choice("replay", REPLAY_MODES)
+        self._check_choice("grammar_backend", GRAMMAR_BACKENDS)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
         for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache"):
@@ -77,6 +90,9 @@ class EngineConfig:
         self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
+        self._check_integer("grammar_cache_bytes", 0, 2**50)
+        self._check_integer("grammar_threads", 1, 64)
+        self._check_grammar()
         self._check_together()
 
     def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
@@ -95,6 +111,22 @@ class EngineConfig:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(
                 f"{field} must be an integer in [{low}, {high}], got {value!r}.", param=field
+            )
+
+    def _check_grammar(self) -> None:
+        timeout_s = self.grammar_compile_timeout_s
+        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not number or not 0.0 < timeout_s <= 3600.0:
+            raise ConfigError(
+                f"engine.grammar_compile_timeout_s must be in (0, 3600] seconds, got "
+                f"{timeout_s!r}.",
+                param="engine.grammar_compile_timeout_s",
+            )
+        directory = self.grammar_cache_dir
+        if directory is not None and (not isinstance(directory, str) or not directory):
+            raise ConfigError(
+                f"engine.grammar_cache_dir must be a path, got {directory!r}.",
+                param="engine.grammar_cache_dir",
             )
 
     def _check_together(self) -> None:

@@ -77,6 +77,12 @@ class GrammarSpec:
                 f"grammar.text must be a string of at most {MAX_GRAMMAR_CHARACTERS} characters.",
                 param="grammar",
             )
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "grammar.text holds a lone surrogate, which is not a character.", param="grammar"
+            ) from None
         if bool(self.text) == (self.kind is GrammarKind.JSON_OBJECT):
             wanted = "must be empty" if self.text else "must not be empty"
             raise InvalidRequest(f"grammar.text {wanted} for {self.kind}.", param="grammar")

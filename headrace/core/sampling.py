@@ -2,9 +2,10 @@
 
 `SamplingParams` is validated once, where it is built; every later layer may trust it. Order of the
 transforms, per row: repetition penalty (prompt + output), frequency and presence penalty (output),
-logit_bias, grammar, banned / allowed ids and the ids that min_tokens forbids, temperature, top_k (logit
-descending, id ascending), top_p (renormalised after top_k), min_p, draw. Ids are checked against
-the vocabulary by the engine (`engine/sampling_state.py`), which alone knows it.
+logit_bias, the grammar's mask, banned / allowed ids and the ids that min_tokens forbids,
+temperature, top_k (logit descending, id ascending), top_p (renormalised after top_k), min_p, draw.
+Ids are checked against the vocabulary by the engine (`engine/sampling_state.py`), which alone knows
+it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Changes of the logits before the draw: penalties, bias, masks.
 
 Contract: `edited` gives changed logits of the rows that ask for it, in the order of the spec:
-repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids and what
-min_tokens forbids (a grammar mask will belong here). All rows at once by flat indices; every number
-is computed from its own row by exactly rounded operations, so other rows change no bit.
+repetition penalty, frequency and presence penalty, logit_bias, then the grammar's mask, banned and
+allowed ids and what min_tokens forbids; where a grammar leaves nothing else, min_tokens yields. All
+rows at once by flat indices; every number is computed from its own row by exactly rounded
+operations, so other rows change no bit.
 Used by `engine/sampler.py`.
 """
 
@@ -16,14 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
 
 Ids = NDArray[np.int64]
 _Entry = tuple[int, RowEdits]  # row of the logits, its edits
 
 
-def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Tensor:
-    """`logits` [S, vocab] itself when no row is edited, else a changed copy."""
+def edited(
+    logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, masks: Masks | None = None
+) -> Tensor:
+    """`logits` [S, vocab] itself when no row is edited, else a changed copy.
+
+    masks: of rows with a grammar, which are EDITED.
+    """
     entries: list[_Entry] = [
         (index, state.edits[int(rows[index])])
         for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
@@ -34,12 +41,13 @@ def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Te
     _penalise(logits, [entry for entry in entries if entry[1].counts is not None])
     _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
     drawn = positions - state.prompt_lengths[rows]
+    if masks is not None:
+        _mask(logits, masks)
     _ban(logits, entries, lambda index, edits: edits.banned_ids)
-    _ban(
-        logits,
-        entries,
-        lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
-    )
+    masked = frozenset(() if masks is None else masks.index.tolist())
+    early = [(index, edits) for index, edits in entries if drawn[index] < edits.min_tokens]
+    _ban(logits, [e for e in early if e[0] not in masked], lambda index, edits: edits.stop_ids)
+    _ban_if_any_is_left(logits, [entry for entry in early if entry[0] in masked])
     _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
     return logits
 
@@ -81,6 +89,26 @@ def _ban(
     if listed:
         flat, where = _flat(logits, listed)
         flat[where] = -torch.inf
+
+
+def _mask(logits: Tensor, masks: Masks) -> None:
+    """-inf where a mask has no bit; row by row, an expanded mask takes a byte an id."""
+    vocab = logits.shape[1]
+    for index, words in zip(masks.index.tolist(), masks.words, strict=True):
+        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
+        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        logits[index].masked_fill_(forbidden, -torch.inf)
+
+
+def _ban_if_any_is_left(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    """Ban the stop ids of rows with a grammar, but for those where nothing else is left."""
+    for index, edits in entries:
+        row = logits[index]
+        places = torch.from_numpy(edits.stop_ids).to(logits.device)
+        kept = row[places]
+        row[places] = -torch.inf
+        if not torch.isfinite(row.max()):
+            row[places] = kept
 
 
 def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:

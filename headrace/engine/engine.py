@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +22,8 @@ from headrace.core.request import Request
 from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
 from headrace.engine.capacity import Capacity, plan_capacity
+from headrace.engine.grammar.rows import GrammarRows, Masks
+from headrace.engine.grammar.service import GRAMMAR_EVENT, GrammarService
 from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE, build_batch, logits_per_share
 from headrace.engine.logprobs import prompt_logprobs
 from headrace.engine.outputs import NOTHING, StepOutput
@@ -44,6 +47,13 @@ __all__ = ["Engine", "EngineStats"]
 # Products of narrower models are too small to share: threads that wait for each other cost more
 # than they save, on a busy machine thirty times as much.
 SMALL_HIDDEN = 1024
+
+# How long an engine with nothing else to do waits for a grammar, before it looks for commands.
+GRAMMAR_WAIT_S = 0.005
+NOTHING_LEFT = (
+    "No token can be drawn: the logits are not finite, or banned_token_ids and allowed_token_ids "
+    "exclude every token that the grammar allows."
+)
 
 
 def default_threads(spec: SpecLike, platform: Platform) -> int:
@@ -97,6 +107,13 @@ class Engine:
         self._sampler = SamplerState(
             self.capacity.num_slots, model.spec.vocab_size, model.spec.eos_id, tokenizer
         )
+        self._grammars = GrammarService(
+            config,
+            tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_id=model.spec.eos_id,
+            clock=clock,
+        )
         self._scheduler = self._new_scheduler()
         self._clock = clock
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
@@ -125,7 +142,14 @@ class Engine:
         """
         # Numbered from 1: number 0 would give the engine's own seed.
         new = self._checked(request, choice_seed(self._seed, self._added + 1))
+        ticket = self._grammars.open(request.sampling.grammar)
+        waits = ticket is not None and not ticket.done
+        new = replace(
+            new, payload=(*new.payload, ticket), waits_for=(GRAMMAR_EVENT,) if waits else ()
+        )
         number = self._scheduler.enqueue(new, self._clock())
+        if ticket is not None and waits:
+            self._grammars.hold(request.request_id, ticket)
         self._added += 1
         return number
 
@@ -134,6 +158,7 @@ class Engine:
 
         An unknown id, or one that has ended, is ignored.
         """
+        self._grammars.drop(request_id)
         output = self._scheduler.cancel(request_id, self._clock())
         if output is not None:
             self._undelivered.append(output)
@@ -150,8 +175,11 @@ class Engine:
     def step(self) -> StepOutput:
         """Run one step; entries of all requests that got tokens or ended. Empty when idle."""
         output = NOTHING
+        self._settle_grammars(0.0)
         plan = self._scheduler.plan(self._clock())
-        if plan is not None:
+        if plan is None:
+            self._settle_grammars(GRAMMAR_WAIT_S)
+        else:
             self._runner.copy(plan.block_copies, plan.slot_copies)
             batch = build_batch(
                 plan,
@@ -160,7 +188,8 @@ class Engine:
                 max_ngram=self._max_ngram,
                 row_multiple=self._row_multiple,
             )
-            result = self._draw(plan, self._runner.execute(batch))
+            masks = self._grammars.rows.masks(plan.sampling_rows)
+            result = self._draw(plan, self._runner.execute(batch), masks)
             output = self._scheduler.commit(plan, result, self._clock())
         # Taken out last: had the step raised, they would still be due.
         ended, self._undelivered = self._undelivered, []
@@ -172,7 +201,7 @@ class Engine:
 
     # --- sampling ----------------------------------------------------------------------------
 
-    def _draw(self, plan: StepPlan, logits: Tensor) -> StepResult:
+    def _draw(self, plan: StepPlan, logits: Tensor, masks: Masks | None) -> StepResult:
         """Tokens of the sampling rows, and what ends with them."""
         rows = plan.sampling_rows
         positions = plan.q_start + plan.q_len
@@ -182,9 +211,29 @@ class Engine:
         if plan.all_logits is not None:
             last = logits_per_share(plan).cumsum()[plan.samples] - 1
             logits = logits[last]
-        sampled = sample(logits, self._sampler, rows, positions)
+        sampled = sample(logits, self._sampler, rows, positions, masks)
         ended = self._sampler.commit(rows, sampled.tokens)
-        return StepResult(sampled.tokens, ended, sampled.logprobs, prompts or None)
+        errors = None if masks is None else self._mask_errors(rows, sampled.tokens, masks)
+        self._grammars.rows.commit(rows, None, sampled.tokens)
+        return StepResult(sampled.tokens, ended, sampled.logprobs, prompts or None, errors)
+
+    def _mask_errors(self, rows: Ints, tokens: Ints, masks: Masks) -> dict[int, str] | None:
+        """Why nothing was drawn for rows with a grammar, by place in `rows`."""
+        undrawn = masks.index[tokens[masks.index] < 0].tolist()
+        return {
+            place: self._grammars.rows.error(int(rows[place])) or NOTHING_LEFT for place in undrawn
+        } or None
+
+    def _settle_grammars(self, timeout_s: float) -> None:
+        """Let requests run whose grammars are compiled, and end those whose cannot be."""
+        for request_id, error in self._grammars.settle(timeout_s):
+            if error is None:
+                self._scheduler.ready(request_id, GRAMMAR_EVENT, self._clock())
+                continue
+            now = self._clock()
+            output = self._scheduler.fail(request_id, error.message, error.code, now)
+            if output is not None:
+                self._undelivered.append(output)
 
     def _prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> dict[int, PromptRecords]:
         """Take the prompt rows in; records of the prompts that are complete, by sampling row."""
@@ -226,13 +275,14 @@ class Engine:
             ),
             resume=self.reuse.resume,
             root_key=self.reuse.root,
-            hooks=_SamplerRows(self._sampler),
+            hooks=_RowState(self._sampler, self._grammars.rows),
         )
 
     def _checked(self, request: Request, default_seed: int) -> NewRequest:
         params = request.sampling
         prompt = _token_ids(request.prompt_token_ids, self.spec.vocab_size)
         self._sampler.check(params)
+        self._grammars.check(params.grammar)
         eos = () if params.ignore_eos else (self.spec.eos_id,)
         return NewRequest(
             request_id=request.request_id,
@@ -266,21 +316,26 @@ class Engine:
         return prompt_length + params.max_tokens
 
 
-class _SamplerRows:
-    """Keeps the sampler's rows in step with the scheduler's."""
+class _RowState:
+    """Keeps the rows of sampler and grammars in step with the scheduler's."""
 
-    def __init__(self, state: SamplerState) -> None:
+    def __init__(self, state: SamplerState, grammars: GrammarRows) -> None:
         self._state = state
+        self._grammars = grammars
 
     def admitted(self, row: int, sequence: Sequence, tokens: Tokens) -> None:
         """A row got a sequence: its sampling state is rebuilt from the known tokens."""
-        request, seed = sequence.request.payload
+        request, seed, ticket = sequence.request.payload
         known: Ints = tokens.astype(np.int64)
         self._state.admit(row, request, choice_seed(seed, sequence.choice), known)
+        if ticket is not None:
+            output = known[sequence.prompt_length :].tolist()
+            self._grammars.admit(row, request.sampling.grammar, ticket.graph, output)
 
     def released(self, row: int) -> None:
         """The row is free again."""
         self._state.release(row)
+        self._grammars.release(row)
 
 
 def _token_ids(ids: tuple[int, ...], vocab_size: int) -> TokenIds:

@@ -86,13 +86,15 @@ class StepResult:
     tokens: int [S], NO_TOKEN_DRAWN where the logits were not finite. The rest is by place in [S];
     None: nobody has any. ended: answers that the sampler's stop rules end with this token (stop
     strings, and how a stop token is to be told). logprobs: of those that want them.
-    prompt_logprobs: of prompts that are complete now, for their first chunk.
+    prompt_logprobs: of prompts that are complete now, for their first chunk. errors: why nothing
+    was drawn, where it is not the logits.
     """
 
     tokens: npt.NDArray[Any]
     ended: Mapping[int, Ended] | None = None
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
+    errors: Mapping[int, str] | None = None
 
 
 def selected(result: StepResult, places: Ints) -> StepResult:
@@ -114,4 +116,10 @@ def selected(result: StepResult, places: Ints) -> StepResult:
             rows.top_logprobs[mine],
             rows.top_counts[mine],
         )
-    return StepResult(result.tokens[places], kept(result.ended), rows, kept(result.prompt_logprobs))
+    return StepResult(
+        result.tokens[places],
+        kept(result.ended),
+        rows,
+        kept(result.prompt_logprobs),
+        kept(result.errors),
+    )

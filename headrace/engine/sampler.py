@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.edits import edited
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.logprobs import joined, processed_logprobs, raw_logprobs
 from headrace.engine.plan import NO_TOKEN_DRAWN
@@ -38,11 +39,14 @@ class SampledTokens:
     logprobs: LogprobRows | None = None
 
 
-def sample(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> SampledTokens:
+def sample(
+    logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, masks: Masks | None = None
+) -> SampledTokens:
     """Draw for logits [S, vocab] (fp32 or fp64; -inf bans an id); they are not changed.
 
     rows: int64 [S], table row of each; one request may stand for several positions. positions:
     int64 [S], absolute position of the token to draw (= number of known tokens, prompt included).
+    masks: what the grammars of some of the rows allow.
     """
     highest, greedy = logits.max(dim=-1)  # NaN wins; of equals the first
     tokens = _with_undrawable(greedy, highest)
@@ -50,7 +54,7 @@ def sample(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Sa
     if not flags.any():
         return SampledTokens(tokens)
     drawable = tokens >= 0
-    changed = edited(logits, state, rows, positions)
+    changed = edited(logits, state, rows, positions, masks)
     if changed is not logits:
         highest, greedy = changed.max(dim=-1)
         tokens = np.where(drawable, _with_undrawable(greedy, highest), NO_TOKEN_DRAWN)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headrace.engine.admission import Admission, RowHooks, SchedulerLimits
-from headrace.engine.outputs import ERROR, LENGTH, NOTHING, RUNNING, STOP, Codes, StepOutput
+from headrace.engine.outputs import ABORT, ERROR, LENGTH, NOTHING, RUNNING, STOP, Codes, StepOutput
 from headrace.engine.plan import (
     NO_COPIES,
     Ints,
@@ -119,7 +119,15 @@ class Scheduler:
 
     def cancel(self, request_id: str, now: float) -> StepOutput | None:
         """Drop a request and free all it holds at once; its last entries, None if it is unknown."""
-        return self._desk.cancel(request_id, now)
+        return self._desk.drop(request_id, ABORT, now)
+
+    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
+        """`cancel` for a request that cannot go on; message and code: of the HeadraceError."""
+        output = self._desk.drop(request_id, ERROR, now)
+        if output is not None:
+            output.errors = dict.fromkeys(range(len(output)), message)
+            output.error_codes = dict.fromkeys(range(len(output)), code)
+        return output
 
     def preempt(self, request_id: str, now: float) -> None:
         """Take the rows of a request away; it is computed again later. Unknown ids are ignored."""
@@ -402,7 +410,7 @@ class Scheduler:
             position - decodes.prompt_length,
             tokens,
             decodes.running,
-            None,
+            result.errors,
             result.ended,
             result.logprobs,
             result.prompt_logprobs,
@@ -441,7 +449,7 @@ class Scheduler:
             position - table.prompt_length[sampled],
             tokens,
             np.zeros(sampled.size, dtype=np.int8),
-            None,
+            result.errors,
             result.ended,
             result.logprobs,
             result.prompt_logprobs,
@@ -466,7 +474,7 @@ class Scheduler:
         output.finish = codes
         for entry in ending.tolist():
             code = int(codes[entry])
-            if code == ERROR:
+            if code == ERROR and entry not in (output.errors or {}):
                 text = f"The logits at position {position[entry] - 1} are not finite."
                 output.errors = {**(output.errors or {}), entry: text}
             desk.end(desk.table.sequence(int(rows[entry])), code, now)
