@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
+GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
 
 
@@ -46,6 +47,11 @@ class EngineConfig:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
     None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
     the next step is planned while one runs.
+    grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
+    "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
+    grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
+    None: nowhere. grammar_compile_timeout_s: seconds until a request whose grammar is still not
+    compiled ends. grammar_threads: grammars compiled at once.
     """
 
     dtype: str = "float32"
@@ -69,11 +75,17 @@ class EngineConfig:
     speculation: str | None = None
     draft_length: int | None = None
     overlap: bool = True
+    grammar_backend: str = "llguidance"
+    grammar_cache_bytes: int = 256 * 2**20
+    grammar_cache_dir: str | None = None
+    grammar_compile_timeout_s: float = 20.0
+    grammar_threads: int = 2
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
         if self.replay is not None:
             self._check_choice("replay", REPLAY_MODES)
+        self._check_choice("grammar_backend", GRAMMAR_BACKENDS)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
         if self.speculation is not None:
@@ -101,6 +113,9 @@ class EngineConfig:
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
         self._check_integer("draft_length", 1, MAX_FIXED_DRAFTS, optional=True)
+        self._check_integer("grammar_cache_bytes", 0, 2**50)
+        self._check_integer("grammar_threads", 1, 64)
+        self._check_grammar()
         self._check_together()
         self._check_deterministic()
 
@@ -130,6 +145,22 @@ class EngineConfig:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(
                 f"{field} must be an integer in [{low}, {high}], got {value!r}.", param=field
+            )
+
+    def _check_grammar(self) -> None:
+        timeout_s = self.grammar_compile_timeout_s
+        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not number or not 0.0 < timeout_s <= 3600.0:
+            raise ConfigError(
+                f"engine.grammar_compile_timeout_s must be in (0, 3600] seconds, got "
+                f"{timeout_s!r}.",
+                param="engine.grammar_compile_timeout_s",
+            )
+        directory = self.grammar_cache_dir
+        if directory is not None and (not isinstance(directory, str) or not directory):
+            raise ConfigError(
+                f"engine.grammar_cache_dir must be a path, got {directory!r}.",
+                param="engine.grammar_cache_dir",
             )
 
     def _check_together(self) -> None:

@@ -2,9 +2,10 @@
 
 `SamplingParams` is validated once, where it is built; every later layer may trust it. Order of the
 transforms, per row: repetition penalty (prompt + output), frequency and presence penalty (output),
-logit_bias, banned / allowed ids and the ids that min_tokens forbids, temperature, top_k (logit
-descending, id ascending), top_p (renormalised after top_k), min_p, draw. Ids are checked against
-the vocabulary by the engine (`engine/sampling_state.py`), which alone knows it.
+logit_bias, the grammar's mask, banned / allowed ids and the ids that min_tokens forbids,
+temperature, top_k (logit descending, id ascending), top_p (renormalised after top_k), min_p, draw.
+Ids are checked against the vocabulary by the engine (`engine/sampling_state.py`), which alone knows
+it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from headrace.core.grammar import GrammarSpec
 from headrace.core.plain import is_huge, plain, plain_ids
 from headrace.core.speculation import Policy
 from headrace.errors import InvalidRequest
@@ -89,6 +91,8 @@ class SamplingParams:
 
     speculation: drafts that a step verifies, "off", "fixed:K" or "adaptive"; None: what the engine
     is set to.
+    grammar: what the answer must look like; EOS ends it where the grammar allows an end. Where the
+    grammar allows nothing but the end, min_tokens yields.
     """
 
     temperature: float = 1.0
@@ -114,6 +118,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     speculation: str | None = None
     coupling: Coupling | None = None
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         self._make_plain()
@@ -125,6 +130,8 @@ class SamplingParams:
         self._check_coupling()
         if self.speculation is not None:
             Policy.parse(self.speculation, param="speculation", error=InvalidRequest)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest("grammar must be a GrammarSpec.", param="grammar")
 
     def _make_plain(self) -> None:
         for field in fields(self):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.core.hashing import BlockKeys
-from headrace.engine.outputs import ABORT, ERROR, StepOutput
+from headrace.engine.outputs import ERROR, StepOutput
 from headrace.engine.plan import NO_COPIES, NO_TOKEN_DRAWN, Ints, Tokens
 from headrace.engine.queues import WaitQueues
 from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
@@ -156,8 +156,8 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def cancel(self, request_id: str, now: float) -> StepOutput | None:
-        """See `Scheduler.cancel`."""
+    def drop(self, request_id: str, code: int, now: float) -> StepOutput | None:
+        """End all choices of a request with `code`; None: the id is unknown."""
         choices = self.requests.get(request_id)
         if choices is None:
             return None
@@ -166,14 +166,14 @@ class Admission:
         dropped = list(choices)
         lengths = [self._known_length(sequence) for sequence in dropped]
         for sequence in dropped:
-            self.end(sequence, ABORT, now)
+            self.end(sequence, code, now)
         prompt_length = dropped[0].prompt_length
         return StepOutput(
             numbers=np.array([sequence.number for sequence in dropped], dtype=np.int64),
             names=[sequence.name for sequence in dropped],
             index=np.array(lengths, dtype=np.int64) - prompt_length,
             tokens=np.full(len(dropped), NO_TOKEN_DRAWN, dtype=np.int32),
-            finish=np.full(len(dropped), ABORT, dtype=np.int8),
+            finish=np.full(len(dropped), code, dtype=np.int8),
         )
 
     def ready(self, request_id: str, why: str, now: float) -> None:

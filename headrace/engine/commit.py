@@ -62,7 +62,7 @@ def commit_shares(
         position - table.prompt_length[rows],
         result.tokens.astype(np.int32, copy=False),
         np.zeros(rows.size, dtype=np.int8),
-        None,
+        result.errors,
         result.ended,
         result.logprobs,
         result.prompt_logprobs,
@@ -116,7 +116,7 @@ def finish(
     output.finish = codes
     for entry in ending.tolist():
         code = int(codes[entry])
-        if code == ERROR:
+        if code == ERROR and entry not in (output.errors or {}):
             text = f"The logits at position {position[entry] - 1} are not finite."
             output.errors = {**(output.errors or {}), entry: text}
         desk.end(desk.table.sequence(int(rows[entry])), code, now)

@@ -1,11 +1,12 @@
 """Changes of the logits before the draw: penalties, bias, masks.
 
 Contract: `edited` gives changed logits of the rows that ask for it, in the order of the spec:
-repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids, what
-min_tokens forbids, and a grammar's mask. A row behind drafts is changed as if they had been drawn
-(`Prefixes`); what is kept about the request does not change. All rows at once by flat indices;
-every number is computed from its own row by exactly rounded operations, so other rows change no
-bit. Used by `engine/sampler.py` and `engine/speculation/draft_picker.py`.
+repetition penalty, frequency and presence penalty, logit_bias, then the grammar's mask, banned and
+allowed ids and what min_tokens forbids; where a grammar leaves nothing else, min_tokens yields. A
+row behind drafts is changed as if they had been drawn (`Prefixes`); what is kept about the request
+does not change. All rows at once by flat indices; every number is computed from its own row by
+exactly rounded operations, so other rows change no bit. Used by `engine/sampler.py` and
+`engine/speculation/draft_picker.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.penalties import TokenCounts
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
 
@@ -45,33 +47,31 @@ def edited(
     positions: Ids,
     *,
     prefixes: Prefixes | None = None,
-    masks: Tensor | None = None,
+    masks: Masks | None = None,
 ) -> Tensor:
     """`logits` [S, vocab] itself when no row is edited, else a changed copy.
 
-    rows, positions: int64 [S], table row and absolute position of each. masks: int32
-    [S, ceil(vocab / 32)], bit i % 32 of word i // 32 allows id i; None: nobody has one.
+    rows, positions: int64 [S], table row and absolute position of each. masks: what the grammars of
+    some of the rows allow.
     """
     entries: list[_Entry] = [
         (index, state.edits[int(rows[index])])
         for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
     ]
-    if not entries and masks is None:
+    if not entries:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
-    if entries:
-        _penalise(logits, entries, prefixes)
-        _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
-        drawn = positions - state.prompt_lengths[rows]
-        _ban(logits, entries, lambda index, edits: edits.banned_ids)
-        _ban(
-            logits,
-            entries,
-            lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
-        )
-        _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
+    _penalise(logits, entries, prefixes)
+    _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
+    drawn = positions - state.prompt_lengths[rows]
     if masks is not None:
-        _keep_masked(logits, masks)
+        _mask(logits, masks)
+    _ban(logits, entries, lambda index, edits: edits.banned_ids)
+    masked = frozenset(() if masks is None else masks.index.tolist())
+    early = [(index, edits) for index, edits in entries if drawn[index] < edits.min_tokens]
+    _ban(logits, [e for e in early if e[0] not in masked], lambda index, edits: edits.stop_ids)
+    _ban_if_any_is_left(logits, [entry for entry in early if entry[0] in masked])
+    _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
     return logits
 
 
@@ -125,6 +125,26 @@ def _ban(
         flat[where] = -torch.inf
 
 
+def _mask(logits: Tensor, masks: Masks) -> None:
+    """-inf where a mask has no bit; row by row, an expanded mask takes a byte an id."""
+    vocab = logits.shape[1]
+    for index, words in zip(masks.index.tolist(), masks.words, strict=True):
+        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
+        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        logits[index].masked_fill_(forbidden, -torch.inf)
+
+
+def _ban_if_any_is_left(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    """Ban the stop ids of rows with a grammar, but for those where nothing else is left."""
+    for index, edits in entries:
+        row = logits[index]
+        places = torch.from_numpy(edits.stop_ids).to(logits.device)
+        kept = row[places]
+        row[places] = -torch.inf
+        if not torch.isfinite(row.max()):
+            row[places] = kept
+
+
 def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
     listed = [(index, edits.allowed_ids) for index, edits in entries]
     known = [(index, ids) for index, ids in listed if ids is not None]
@@ -133,12 +153,6 @@ def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
         kept = flat[where]
         logits[[index for index, _ in known]] = -torch.inf
         flat[where] = kept
-
-
-def _keep_masked(logits: Tensor, masks: Tensor) -> None:
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (masks.to(logits.device)[:, :, None] >> bits) & 1  # [S, words, 32]
-    logits.masked_fill_(allowed.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
 def _flat(logits: Tensor, listed: Sequence[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +30,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.speculation import Policy
 from headrace.engine.capacity import Capacity, plan_capacity
 from headrace.engine.executor import Executor, Order
+from headrace.engine.grammar.service import GRAMMAR_EVENT, GrammarService
 from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.outputs import NOTHING, StepOutput
 from headrace.engine.plan import Ints, StepPlan, StepResult, Tokens
@@ -53,6 +55,9 @@ __all__ = ["Engine", "EngineStats"]
 # Products of narrower models are too small to share: threads that wait for each other cost more
 # than they save, on a busy machine thirty times as much.
 SMALL_HIDDEN = 1024
+
+# How long an engine with nothing else to do waits for a grammar, before it looks for commands.
+GRAMMAR_WAIT_S = 0.005
 
 
 def default_threads(spec: SpecLike, platform: Platform) -> int:
@@ -114,6 +119,13 @@ class Engine:
             tokenizer,
             deterministic=config.deterministic,
         )
+        self._grammars = GrammarService(
+            config,
+            tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_id=model.spec.eos_id,
+            clock=clock,
+        )
         self._draft_length = 0 if drafter is None else drafter.length
         _check_rings(groups, self._draft_length)
         self._policy = speculation_policy(config, self._draft_length)
@@ -121,6 +133,7 @@ class Engine:
         self._executor = Executor(
             Runner(model, cache, platform, threads),
             self._sampler,
+            self._grammars.rows,
             drafter,
             self._controller.confidences,
             num_rows=self.capacity.num_slots,
@@ -163,7 +176,14 @@ class Engine:
         # Numbered from 1: number 0 gives the engine's own seed, whatever came before.
         place = 0 if self.config.deterministic else self._added + 1
         new = self._checked(request, choice_seed(self._seed, place))
+        ticket = self._grammars.open(request.sampling.grammar)
+        waits = ticket is not None and not ticket.done
+        new = replace(
+            new, payload=(*new.payload, ticket), waits_for=(GRAMMAR_EVENT,) if waits else ()
+        )
         number = self._scheduler.enqueue(new, self._clock())
+        if ticket is not None and waits:
+            self._grammars.hold(request.request_id, ticket)
         self._added += 1
         return number
 
@@ -172,6 +192,7 @@ class Engine:
 
         An unknown id, or one that has ended, is ignored.
         """
+        self._grammars.drop(request_id)
         output = self._scheduler.cancel(request_id, self._clock())
         if output is not None:
             self._undelivered.append(output)
@@ -207,15 +228,29 @@ class Engine:
     # --- one step ----------------------------------------------------------------------------
 
     def _step(self) -> StepOutput:
+        self._settle_grammars(0.0)
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._launch(plan)
+        elif not self._in_flight:
+            self._settle_grammars(GRAMMAR_WAIT_S)
         if not self._in_flight or (plan is not None and len(self._in_flight) <= self._ahead):
             return NOTHING
         done, result = self._in_flight[0]
         drawn = result.result()
         self._in_flight.popleft()
         return self._scheduler.commit(done, drawn, self._clock())
+
+    def _settle_grammars(self, timeout_s: float) -> None:
+        """Let requests run whose grammars are compiled, and end those whose cannot be."""
+        for request_id, error in self._grammars.settle(timeout_s):
+            if error is None:
+                self._scheduler.ready(request_id, GRAMMAR_EVENT, self._clock())
+                continue
+            now = self._clock()
+            output = self._scheduler.fail(request_id, error.message, error.code, now)
+            if output is not None:
+                self._undelivered.append(output)
 
     def _launch(self, plan: StepPlan) -> None:
         kv = self._scheduler.kv
@@ -261,6 +296,7 @@ class Engine:
         params = request.sampling
         prompt = _token_ids(request.prompt_token_ids, self.spec.vocab_size)
         self._sampler.check(params)
+        self._grammars.check(params.grammar)
         eos = () if params.ignore_eos else (self.spec.eos_id,)
         return NewRequest(
             request_id=request.request_id,
@@ -311,12 +347,13 @@ class _RowChanges:
 
     def admitted(self, row: int, sequence: Choice, tokens: Tokens) -> None:
         """A row got a sequence: its state is rebuilt from the known tokens."""
-        request, seed = sequence.request.payload
+        request, seed, ticket = sequence.request.payload
         known: Ints = tokens.astype(np.int64)
         choice = choice_seed(seed, sequence.choice)
         limit, drafts = sequence.request.length_limit, sequence.request.drafts
+        graph = None if ticket is None else ticket.graph
         admit = self._executor.admit
-        self.pending.append(partial(admit, row, request, choice, known, limit, drafts))
+        self.pending.append(partial(admit, row, request, choice, known, limit, drafts, graph))
 
     def released(self, row: int) -> None:
         """The row is free again."""

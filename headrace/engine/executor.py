@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from headrace.core.request import Request
+from headrace.engine.grammar.rows import GrammarRows, Masks
+from headrace.engine.grammar.states import StateGraph
 from headrace.engine.inputs import Shares, build_batch, last_rows
 from headrace.engine.logprobs import prompt_logprobs
 from headrace.engine.plan import (
@@ -41,6 +43,11 @@ from headrace.engine.speculation.drafts import Drafter, DraftPool, DraftRequest
 from headrace.engine.speculation.verify import NO_DRAFT, Verified, VerifyRows, draft_picker, verify
 from headrace.engine.tables import LEAST_TOKENS
 from headrace.errors import InternalError
+
+NOTHING_LEFT = (
+    "No token can be drawn: the logits are not finite, or banned_token_ids and allowed_token_ids "
+    "exclude every token that the grammar allows."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class Executor:
         self,
         runner: Runner,
         sampler: SamplerState,
+        grammars: GrammarRows,
         drafter: Drafter | None,
         confidences: Callable[[Floats], Floats],
         *,
@@ -94,6 +102,7 @@ class Executor:
         of one request. max_ngram, row_multiple: see `build_batch`."""
         self._runner = runner
         self._sampler = sampler
+        self._grammars = grammars
         self._drafter = drafter
         self._confidences = confidences
         self._max_ngram = max_ngram
@@ -110,11 +119,22 @@ class Executor:
     # --- rows --------------------------------------------------------------------------------
 
     def admit(
-        self, row: int, request: Request, seed: int, tokens: Ints, limit: int, drafts: int
+        self,
+        row: int,
+        request: Request,
+        seed: int,
+        tokens: Ints,
+        limit: int,
+        drafts: int,
+        graph: StateGraph | None = None,
     ) -> None:
         """A free row got a choice of a request. seed: of the choice. tokens: int64 [length], known
-        ids. limit: tokens at most. drafts: as in `NewRequest`."""
+        ids. limit: tokens at most. drafts: as in `NewRequest`. graph: of its grammar, if any."""
         self._sampler.admit(row, request, seed, tokens)
+        grammar = request.sampling.grammar
+        if grammar is not None and graph is not None:
+            output = tokens[len(request.prompt_token_ids) :].tolist()
+            self._grammars.admit(row, grammar, graph, output)
         self._tokens[row, : tokens.size] = tokens
         self._length[row] = tokens.size
         self._limit[row] = limit
@@ -124,6 +144,7 @@ class Executor:
     def release(self, row: int) -> None:
         """The row is free again."""
         self._sampler.release(row)
+        self._grammars.release(row)
         self._limit[row] = 0
 
     def reset(self) -> None:
@@ -214,7 +235,8 @@ class Executor:
             draws = np.isin(shares.rows, sampling.rows)
             needed = last_rows(shares.logits.cumsum()[draws], sampling.counts)
             logits = logits[torch.from_numpy(needed)]
-        verified = self._verify(sampling, logits)
+        masks = self._masks(sampling)
+        verified = self._verify(sampling, logits, masks)
         counts = verified.accepted + 1
         tokens, logprobs = verified.tokens, verified.logprobs
         if counts.size < tokens.size:
@@ -222,10 +244,12 @@ class Executor:
             tokens = tokens[emitted]
             logprobs = None if logprobs is None else logprobs.at(emitted)
         ended = self._sampler.commit(sampling.rows, tokens, counts)
+        errors = None if masks is None else self._mask_errors(sampling.rows, counts, tokens)
+        self._grammars.commit(sampling.rows, counts, tokens)
         self._advance(sampling.rows, counts, tokens, ended)
         starts = (counts.cumsum() - counts).tolist()
         chunks = {starts[place]: records for place, records in prompts.items()}
-        result = StepResult(tokens, ended, logprobs, chunks or None)
+        result = StepResult(tokens, ended, logprobs, chunks or None, errors)
         if plan.drafts is not None:
             features = self._draft(sampling.rows, plan.drafts.decision.draft)
             result.drafts = _report(sampling, verified.accepted, features)
@@ -234,7 +258,27 @@ class Executor:
             result.counts[sampling.live] = counts
         return result
 
-    def _verify(self, sampling: _Sampling, logits: Tensor) -> Verified:
+    def _masks(self, sampling: _Sampling) -> Masks | None:
+        """What grammars allow in the T logit rows. On a GPU the model still runs meanwhile."""
+        if not len(self._grammars):
+            return None
+        known = self._pool.token_ids[sampling.rows].tolist()
+        counts = sampling.drafts.tolist()
+        drafts = [ids[:count] for ids, count in zip(known, counts, strict=True)]
+        return self._grammars.masks(sampling.rows, drafts)
+
+    def _mask_errors(
+        self, rows: Ints, counts: Ints, tokens: npt.NDArray[Any]
+    ) -> dict[int, str] | None:
+        """Why nothing was drawn for rows with a grammar, by place in `tokens` [T]."""
+        owners = rows.repeat(counts)
+        return {
+            place: self._grammars.error(int(owners[place])) or NOTHING_LEFT
+            for place in np.flatnonzero(tokens == NO_TOKEN_DRAWN).tolist()
+            if self._grammars.has(int(owners[place]))
+        } or None
+
+    def _verify(self, sampling: _Sampling, logits: Tensor, masks: Masks | None) -> Verified:
         rows, owner = sampling.rows, sampling.owner
         draft_ids = np.full(owner.size, NO_DRAFT, dtype=np.int64)
         weights = None
@@ -244,9 +288,8 @@ class Executor:
             draft_ids[checks] = self._pool.token_ids[table[checks], place[checks]]
             weights = self._pool.weights(table, place)
         first = self._length[rows]
-        return verify(
-            logits, self._sampler, VerifyRows(rows, first, sampling.counts, draft_ids, weights)
-        )
+        checked = VerifyRows(rows, first, sampling.counts, draft_ids, weights)
+        return verify(logits, self._sampler, checked, masks=masks)
 
     def _advance(
         self, rows: Ints, counts: Ints, tokens: npt.NDArray[Any], ended: Mapping[int, object]

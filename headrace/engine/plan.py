@@ -116,18 +116,20 @@ class StepPlan:
 class StepResult:
     """What a plan's S sampling rows drew: T tokens, request after request.
 
-    tokens: int [T], NO_TOKEN_DRAWN where the logits were not finite. counts: int64 [S], how many
+    tokens: int [T], NO_TOKEN_DRAWN where nothing could be drawn. counts: int64 [S], how many
     of them each row got, 0 for one that had ended before; None: one each. The rest is by place in
     [T]; None: nobody has any. ended: answers that the sampler's stop rules end with this token
     (stop strings, and how a stop token is to be told). logprobs: of those that want them.
-    prompt_logprobs: of prompts that are complete now, for their first chunk. drafts: what was
-    verified and drafted; None: nothing.
+    prompt_logprobs: of prompts that are complete now, for their first chunk. errors: why nothing
+    was drawn, where it is not that the logits were not finite. drafts: what was verified and
+    drafted; None: nothing.
     """
 
     tokens: npt.NDArray[Any]
     ended: Mapping[int, Ended] | None = None
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
+    errors: Mapping[int, str] | None = None
     counts: Ints | None = None
     drafts: DraftReport | None = None
 
@@ -157,4 +159,10 @@ def selected(result: StepResult, places: Ints) -> StepResult:
     rows = result.logprobs
     if rows is not None:
         rows = rows.at(places)
-    return StepResult(result.tokens[places], kept(result.ended), rows, kept(result.prompt_logprobs))
+    return StepResult(
+        result.tokens[places],
+        kept(result.ended),
+        rows,
+        kept(result.prompt_logprobs),
+        kept(result.errors),
+    )

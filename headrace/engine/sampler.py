@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headrace.engine import gumbel
 from headrace.engine.edits import Prefixes, edited
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.logprobs import joined, processed_logprobs, raw_logprobs
 from headrace.engine.plan import NO_TOKEN_DRAWN
@@ -67,13 +68,13 @@ class Drawn:
 
 
 def sample(
-    logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, *, masks: Tensor | None = None
+    logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, *, masks: Masks | None = None
 ) -> SampledTokens:
     """Draw for logits [S, vocab] (fp32 or fp64; -inf bans an id); they are not changed.
 
     rows: int64 [S], table row of each; one request may stand for several positions. positions:
     int64 [S], absolute position of the token to draw (= number of known tokens, prompt included).
-    masks: as in `edits.edited`.
+    masks: what the grammars of some of the rows allow.
     """
     drawn = draw(logits, state, rows, positions, masks=masks)
     return SampledTokens(drawn.tokens, reported(logits, state, rows, drawn))
@@ -86,7 +87,7 @@ def draw(
     positions: Ids,
     *,
     drafts: DraftRows | None = None,
-    masks: Tensor | None = None,
+    masks: Masks | None = None,
 ) -> Drawn:
     """The tokens of `sample`; rows with a draft draw given that the drafts before it are right."""
     highest, greedy = logits.max(dim=-1)  # NaN wins; of equals the first

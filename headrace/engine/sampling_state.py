@@ -227,6 +227,7 @@ class SamplerState:
             or params.banned_token_ids
             or params.allowed_token_ids is not None
             or params.min_tokens
+            or params.grammar is not None  # its masks come with each step
         ):
             return None
         counts = None

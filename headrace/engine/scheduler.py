@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.engine.admission import Admission, RowHooks, SchedulerLimits
 from headrace.engine.commit import commit_shares, end_codes, finish, valid_shares
-from headrace.engine.outputs import NOTHING, StepOutput
+from headrace.engine.outputs import ABORT, ERROR, NOTHING, StepOutput
 from headrace.engine.plan import (
     NO_COPIES,
     Flags,
@@ -127,7 +127,15 @@ class Scheduler:
 
     def cancel(self, request_id: str, now: float) -> StepOutput | None:
         """Drop a request and free all it holds at once; its last entries, None if it is unknown."""
-        return self._desk.cancel(request_id, now)
+        return self._desk.drop(request_id, ABORT, now)
+
+    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
+        """`cancel` for a request that cannot go on; message and code: of the HeadraceError."""
+        output = self._desk.drop(request_id, ERROR, now)
+        if output is not None:
+            output.errors = dict.fromkeys(range(len(output)), message)
+            output.error_codes = dict.fromkeys(range(len(output)), code)
+        return output
 
     def preempt(self, request_id: str, now: float) -> None:
         """Take the rows of a request away; it is computed again later. Unknown ids are ignored."""
@@ -541,7 +549,7 @@ class Scheduler:
             position - decodes.prompt_length,
             tokens,
             decodes.running,
-            None,
+            result.errors,
             result.ended,
             result.logprobs,
             result.prompt_logprobs,

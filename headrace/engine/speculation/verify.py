@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.edits import Prefixes
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.plan import NO_TOKEN_DRAWN
 from headrace.engine.sampler import DraftRows, draw, reported
@@ -80,11 +81,11 @@ class Verified:
 
 
 def verify(
-    logits: Tensor, state: SamplerState, rows: VerifyRows, *, masks: Tensor | None = None
+    logits: Tensor, state: SamplerState, rows: VerifyRows, *, masks: Masks | None = None
 ) -> Verified:
     """Draw for logits [T, vocab] (fp32 or fp64), which are not changed, and accept drafts.
 
-    masks: int32 [T, ceil(vocab / 32)], ids that a grammar allows in each row (`edits.edited`).
+    masks: what the grammars of some of the T rows allow.
     """
     if len(rows.draft_ids) == len(rows.rows):  # nobody has a draft
         drawn = draw(logits, state, rows.rows, rows.first, masks=masks)

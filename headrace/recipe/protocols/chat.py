@@ -30,6 +30,15 @@ from headrace.recipe.converted import (
     Protocol,
     ThinkingStage,
 )
+from headrace.recipe.grammar.rules import (
+    GUIDED_FIELDS,
+    FormatRule,
+    answer_rules,
+    guided_rule,
+    json_object_rule,
+    regex_rule,
+    schema_rule,
+)
 from headrace.recipe.options import ConvertOptions, MissingReasoning, ModelVersion
 from headrace.recipe.protocols.chat_messages import read_messages
 from headrace.recipe.protocols.chat_refused import refuse_unsupported
@@ -105,12 +114,17 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
     stops = check_stops(wire.stop)
     _check_stream(wire)
     response_format, normalised = _response_format(form, options)
+    rule = None if options.official else _format_rule(wire, response_format, normalised)
+    if rule is not None and prefix is not None:
+        # The form would be that of the whole answer, whose beginning is given.
+        raise InvalidRequest(f"{rule.path}: cannot be used with prefix.", param=rule.path)
     if settled.tools:
         _check_strict(settled, form, options)
     kind = settled.choice
     inference = _inference(wire, version, thinking, settled, options, response_format, normalised)
     # clients: required-while-thinking. The call comes after the reasoning, by the grammar.
     after_reasoning = kind is _REQUIRED and thinking
+    settings = _settings(wire, declared)
     return ConvertedRequest(
         _CHAT,
         options.level,
@@ -135,7 +149,13 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
             kind is _NONE and not options.official,
         ),
         bool(wire.stream),
-        _settings(wire, declared),
+        settings,
+        answer_rules(
+            rule,
+            settled.rules,
+            required=kind is _REQUIRED,
+            parallel=settings.parallel_tool_calls,
+        ),
     )
 
 
@@ -263,6 +283,31 @@ def _response_format(form: Format | None, options: ConvertOptions) -> tuple[Resp
     if normalised is None:
         raise InvalidRequest(f"Invalid json schema: {problem}", param=param)
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
+
+
+def _format_rule(
+    wire: _Wire, response_format: ResponseFormat, normalised: Any
+) -> FormatRule | None:
+    """clients: guided. The form of the answer, also by the fields that vLLM has for it."""
+    form, rule = wire.response_format, None
+    if isinstance(form, JsonObjectFormat):
+        rule = json_object_rule("response_format")
+    elif isinstance(form, RegexFormat):
+        rule = regex_rule(form.regex, "response_format.regex")
+    elif isinstance(form, JsonSchemaFormat):
+        schema = response_format.value
+        rule = schema_rule(
+            schema,
+            "response_format.json_schema.schema",
+            strict=bool(form.json_schema.strict),
+            close=normalised is not None and not has_definitions(schema),
+        )
+    if not isinstance(wire, ClientRequest):
+        return rule
+    fields = {name: value for name in GUIDED_FIELDS if (value := getattr(wire, name)) is not None}
+    if not fields and wire.structured_outputs is None:
+        return rule
+    return guided_rule(fields, wire.structured_outputs, rule)
 
 
 def _check_strict(settled: SettledTools, form: Format | None, options: ConvertOptions) -> None:
