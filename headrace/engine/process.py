@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -489,5 +490,5 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    counts = {field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+    counts: dict[str, Any] = {f.name: 0 for f in fields(EngineStats) if f.default is MISSING}
     return EngineStats(**counts)
