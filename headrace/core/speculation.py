@@ -33,16 +33,15 @@ class Policy:
     ) -> Policy:
         """The policy that `text` names; `str` of a policy is its text. Raises `error`, naming
         `param` (requests pass theirs and InvalidRequest)."""
-        if text == "off":
-            return cls(0)
-        if text == "adaptive":
-            return cls(ADAPTIVE)
-        found = _FIXED.fullmatch(text) if isinstance(text, str) else None
-        if found is None or int(found[1]) > MAX_FIXED_DRAFTS:
-            shown = repr(text)
-            shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-            raise error(f"{param} must be {ALLOWED}, got {shown}.", param=param)
-        return cls(int(found[1]))
+        if isinstance(text, str):
+            if text in ("off", "adaptive"):
+                return cls(0 if text == "off" else ADAPTIVE)
+            found = _FIXED.fullmatch(text)
+            if found and int(found[1]) <= MAX_FIXED_DRAFTS:
+                return cls(int(found[1]))
+        shown = repr(text)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+        raise error(f"{param} must be {ALLOWED}, got {shown}.", param=param)
 
     def __str__(self) -> str:
         if self.drafts > 0:
@@ -65,17 +64,16 @@ class Policy:
 
         draft_length: the block size of the checkpoint, or what the server drafts; 0: no drafter.
         """
-        if self.drafts > draft_length:
-            most = f'allowed: "off", "adaptive" or "fixed:1" .. "fixed:{draft_length}"'
+        if self.drafts == 0 or (draft_length > 0 and self.drafts <= draft_length):
+            return
+        if draft_length == 0:
             raise error(
-                f"{param} {self} asks for {self.drafts} drafts a step, but a draft block has "
-                f"{draft_length} here; {most}."
-                if draft_length
-                else f'{param} {self} needs a draft module, and there is none; allowed: "off".',
+                f'{param} "{self}" needs a draft module, and there is none; allowed: "off".',
                 param=param,
             )
-        if self.adaptive and draft_length == 0:
-            raise error(
-                f'{param} adaptive needs a draft module, and there is none; allowed: "off".',
-                param=param,
-            )
+        raise error(
+            f'{param} "{self}" asks for {self.drafts} drafts a step, but a draft block has '
+            f'{draft_length} here; allowed: "off", "adaptive" or "fixed:K" with K in 1 .. '
+            f"{draft_length}.",
+            param=param,
+        )

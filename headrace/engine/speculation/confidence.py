@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from headrace.errors import ConfigError
 
 Floats = NDArray[np.float64]
+Survivals = NDArray[np.float32] | NDArray[np.float64]
 LEAST_TEMPERATURE = 1e-5
 MOST_LOGIT = 60.0  # beyond it a sigmoid is 0 or 1 in fp64 for all purposes
 TEMPERATURE_GRID = np.logspace(-1.0, 1.0, 41)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.core.speculation import ADAPTIVE
-from headrace.engine.speculation.confidence import LEAST_TEMPERATURE
+from headrace.engine.speculation.confidence import LEAST_TEMPERATURE, Survivals
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.engine.speculation.estimator import HEAD_START, ConfidenceEstimator
@@ -94,20 +94,18 @@ class Controller:
         Call it before `arrive` brings the next one. Leave out requests in which acceptance was cut
         by something else (a stop token, the length limit).
         """
-        features = self._features[rows]
-        self.estimator.observe(features, verified, accepted)
+        judged, confidence = self.estimator.observe(self._features[rows], verified, accepted)
         places = np.arange(self.draft_length)
-        judged = places < np.minimum(accepted + 1, verified)[:, None]
         self._counts[0] += (places < verified[:, None]).sum(axis=0)
         self._counts[1] += judged.sum(axis=0)
         self._counts[2] += (places < accepted[:, None]).sum(axis=0)
-        self._predicted += np.where(judged, self.estimator.confidences(features), 0.0).sum(axis=0)
+        self._predicted += (confidence * judged).sum(axis=0)
 
     def clear(self, rows: Ints) -> None:
         """Table rows [R] are given up or computed again: no drafts, nothing under way."""
         self.rounds.clear(rows)
 
-    def newest(self, rows: Ints) -> Floats:
+    def newest(self, rows: Ints) -> Survivals:
         """Survivals [R, G] of the newest drafts, 1 where they have not arrived."""
         return self.rounds.newest(rows)
 
@@ -123,7 +121,6 @@ class Controller:
         limits: Ints,
         *,
         other_rows: int = 0,
-        other_tokens: int = 0,
         room: int | None = None,
     ) -> StepDecision:
         """What the next step verifies. rows int64 [R]: table rows of its decoding requests, the
@@ -136,15 +133,14 @@ class Controller:
         whether drafts have become better; its drafts are not verified unless drafting pays again.
         """
         previous, known = self.rounds.previous(rows)
-        load = StepLoad(previous, wanted, limits, other_rows, other_tokens, room)
-        adaptive = wanted == ADAPTIVE
-        if np.all((known & (limits > 0)) | (wanted == 0)):
+        load = StepLoad(previous, wanted, limits, other_rows, room)
+        if ((known & (limits > 0)) | (wanted == 0)).all():
             decision = budget(load, self.cost)
         else:
             decision = self._decide_unknown(load, known)
         self.rounds.plan(rows)
-        if not adaptive.any():
-            return replace(decision, draft=self._pays_for_newcomer(load))
+        if not (wanted == ADAPTIVE).any():
+            return replace(decision, draft=self._pays_for_newcomer())
         if decision.draft:
             self._since_probe_s = 0.0
             return decision
@@ -159,17 +155,11 @@ class Controller:
         load = replace(load, previous=np.where(known[:, None], load.previous, float(pays)))
         return budget(load, self.cost, draft=pays)
 
-    def _pays_for_newcomer(self, load: StepLoad) -> bool:
+    def _pays_for_newcomer(self) -> bool:
         """Whether drafting pays for an adaptive request whose prompt ends in a step that has no
         other adaptive ones."""
-        one = StepLoad(
-            self.rounds.profile[None, None],
-            np.array([ADAPTIVE]),
-            np.array([self.draft_length]),
-            load.other_rows + len(load.wanted),
-            load.other_tokens + len(load.wanted),
-        )
-        return budget(one, self.cost).draft
+        one, whole = np.array([ADAPTIVE]), np.array([self.draft_length])
+        return budget(StepLoad(self.rounds.profile[None, None], one, whole), self.cost).draft
 
     def _probed(self, decision: StepDecision, load: StepLoad) -> StepDecision:
         self._since_probe_s += decision.step_s
@@ -180,7 +170,7 @@ class Controller:
         perfect = self._all_drafted(load, np.ones_like(load.previous))
         return replace(decision, draft=budget(perfect, self.cost).draft)
 
-    def _all_drafted(self, load: StepLoad, survival: Floats) -> StepLoad:
+    def _all_drafted(self, load: StepLoad, survival: Survivals) -> StepLoad:
         """The same load if every request had a whole draft with these survivals."""
         limits = np.full_like(load.limits, self.draft_length)
         return replace(load, previous=survival, limits=limits)

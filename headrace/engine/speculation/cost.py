@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 
 WINDOW_STEPS = 5000
 LEAST_PER_SIZE = 10
+LEAST_STEP_S = 1e-9  # so that speeds stay finite
 REFRESH_STEPS = 32  # the slope is computed again after this many observed steps
 SAMPLER_SAMPLES = 9
 LEAST_SAMPLER_SAMPLES = 5
@@ -51,7 +52,8 @@ class StepCost:
         if end > self._table.size:
             # Doubled, so that a growing step seldom pays; bounded by the rows that a step may have.
             rows = np.arange(max(end, 2 * self._table.size))
-            self._table = self.verify.at(rows) + self.slope_s_per_row * self.verify.rounded(rows)
+            seconds = self.verify.at(rows) + self.slope_s_per_row * self.verify.rounded(rows)
+            self._table = np.maximum(seconds, LEAST_STEP_S)
             self._table.flags.writeable = False
         return self._table[first_rows:end]
 

@@ -7,6 +7,7 @@ seconds. Sizes are rows (verification) or requests (drafting, sampling). Kept on
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -52,7 +53,8 @@ class Curve:
         rise = 0.0 if points.size < 2 else float(self.seconds[-1] - self.seconds[-2])
         run = 1 if points.size < 2 else int(points[-1] - points[-2])
         self._slope = rise / run
-        self._last, self._last_s = int(points[-1]), float(self.seconds[-1])
+        self._last = int(points[-1])
+        self._points: tuple[list[int], list[float]] = (points.tolist(), self.seconds.tolist())
 
     @classmethod
     def linear(cls, base_s: float, per_unit_s: float) -> Curve:
@@ -71,8 +73,15 @@ class Curve:
         return inside + self._slope * np.maximum(sizes - self._last, 0)
 
     def of(self, size: int) -> float:
-        """Seconds of one step of this size."""
-        return float(self.at(np.array([size]))[0])
+        """Seconds of one step of this size; the same numbers as `at`, without arrays."""
+        sizes, seconds = self._points
+        above = bisect_left(sizes, size)
+        if above == len(sizes):
+            return seconds[-1] + self._slope * (size - sizes[-1])
+        if self.stepped or above == 0 or sizes[above] == size:
+            return seconds[above]
+        rise = (seconds[above] - seconds[above - 1]) / (sizes[above] - sizes[above - 1])
+        return rise * (size - sizes[above - 1]) + seconds[above - 1]
 
     def rounded(self, sizes: Ints) -> Ints:
         """Rows that a step really computes: of a stepped curve the next captured size."""

@@ -12,16 +12,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.speculation.confidence import survivals
+from headrace.engine.speculation.confidence import Survivals, survivals
 from headrace.engine.speculation.curve import Floats, Ints
 from headrace.errors import InternalError
 
 Flags = NDArray[np.bool_]
-KEPT_ROUNDS = 16
+KEPT_ROUNDS = 8
 # With fewer requests than this, more than one earlier round is looked at: one round of four
 # requests is a poor guess of what the next one will be worth.
 ENOUGH_REQUESTS = 64
-PROFILE_MEMORY = 256  # requests' rounds after which the profile has mostly forgotten
+# Requests' rounds after which the profile has mostly forgotten; few, since probes are rare.
+PROFILE_MEMORY = 32
 
 
 class Rounds:
@@ -36,7 +37,9 @@ class Rounds:
         self._arrived = np.zeros(num_rows, dtype=np.int64)
         self._planned = np.zeros(num_rows, dtype=np.int64)
         # One more than is asked for: the newest. [round % rounds, row, place]
-        self._survivals = np.ones((KEPT_ROUNDS + 1, num_rows, draft_length))
+        # fp32 sorts faster, and nobody knows a probability better.
+        shape = (KEPT_ROUNDS + 1, num_rows, draft_length)
+        self._survivals: NDArray[np.float32] = np.ones(shape, dtype=np.float32)
 
     def launch(self, rows: Ints) -> None:
         """A draft pass for these rows [R] (each at most once) was launched."""
@@ -60,7 +63,7 @@ class Rounds:
         profile may know of them."""
         number = self._launched[rows]
         fresh = (number > self._planned[rows]) & (self._arrived[rows] == number)
-        self._learn(self._survivals[number[fresh] % (KEPT_ROUNDS + 1), rows[fresh]])
+        self._learn(self._of(number[fresh], rows[fresh]))
         self._planned[rows] = number
 
     def clear(self, rows: Ints) -> None:
@@ -68,24 +71,30 @@ class Rounds:
         for counts in (self._launched, self._arrived, self._planned):
             counts[rows] = 0
 
-    def previous(self, rows: Ints) -> tuple[Floats, Flags]:
+    def previous(self, rows: Ints) -> tuple[Survivals, Flags]:
         """Survivals [M, R, G] of M >= 1 rounds before the newest, latest first, and whether each
         row knows any [R]. A row that knows fewer than M repeats them."""
         latest = self._launched[rows] - 1
         known = (latest >= 1) & (self._arrived[rows] >= latest)
         depth = min(max(ENOUGH_REQUESTS // max(len(rows), 1), 1), KEPT_ROUNDS)
-        if depth == 1:
-            return self._survivals[latest % (KEPT_ROUNDS + 1), rows][None], known
-        back = np.arange(depth)[:, None] % np.clip(latest, 1, depth)
-        return self._survivals[(latest - back) % (KEPT_ROUNDS + 1), rows], known
+        back = np.arange(depth)[:, None] % np.maximum(latest, 1)
+        return self._of(latest - back, rows), known
 
-    def newest(self, rows: Ints) -> Floats:
+    def newest(self, rows: Ints) -> Survivals:
         """Survivals [R, G] of the newest round, 1 where they have not arrived."""
         number = self._launched[rows]
-        arrived = (self._arrived[rows] == number)[:, None]
-        return np.where(arrived, self._survivals[number % (KEPT_ROUNDS + 1), rows], 1.0)
+        arrived = self._arrived[rows] == number
+        found = self._of(number, rows)
+        return found if arrived.all() else np.where(arrived[:, None], found, np.float32(1.0))
 
-    def _learn(self, found: Floats) -> None:
+    def _of(self, number: Ints, rows: Ints) -> Survivals:
+        """Survivals [..., R, G] of rounds [..., R] of these rows."""
+        rounds, num_rows, length = self._survivals.shape
+        place = number % rounds * num_rows + rows
+        found: Survivals = self._survivals.reshape(-1, length).take(place, axis=0)
+        return found
+
+    def _learn(self, found: Survivals) -> None:
         if len(found):
             weight = len(found) / (len(found) + PROFILE_MEMORY)
             self.profile = self.profile + weight * (found.mean(axis=0) - self.profile)
