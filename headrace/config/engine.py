@@ -17,27 +17,30 @@ ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 MAX_SEED = 2**64 - 1
+FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache", "overlap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine; None means "derived from the checkpoint and the machine".
 
-    dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`.
+    dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
+    the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
+    batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.
     max_model_len: tokens of prompt and answer together; None: the model's limit, capped by memory.
     max_num_seqs: requests computed at once. max_num_batched_tokens: rows of one step, all requests
     together. kv_memory_bytes (blocks and slots) / num_blocks: size of the KV cache, at most one is
     given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
     ones are refused. ageing_steps: steps that a request waits in the queue until nobody may pass
-    it. seed: gives requests without a seed theirs; None draws one at start-up. threads: CPU threads
-    of the operators; None: 1 for models with a hidden size below 1024, else the number of physical
-    cores. served_model_name: None: the checkpoint's folder name.
+    it. seed: gives requests without a seed theirs; None draws one at start-up (deterministic: 0).
+    threads: CPU threads of the operators; None: 1 for models with a hidden size below 1024, else
+    the number of physical cores. served_model_name: None: the checkpoint's folder name.
 
     prefix_cache: whether blocks of earlier prompts are used again. replay: how windows are rebuilt
     after such a hit: "bounded" (one window, an approximation), "exact" (as many rows as make the
-    result that of a cold run) or "off" (no hits until window records are stored). truncate: whether
-    the layers after the last KV source run on the last rows of a prompt only; None: where the model
-    allows it.
+    result that of a cold run) or "off" (no hits until window records are stored); None: "exact" if
+    deterministic, else "bounded". truncate: whether the layers after the last KV source run on the
+    last rows of a prompt only; None: where the model allows it.
 
     speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
@@ -49,6 +52,7 @@ class EngineConfig:
     kv_quant: bool = True
     act_quant: bool = False
     batch_invariant: bool = False
+    deterministic: bool = False
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -60,7 +64,7 @@ class EngineConfig:
     threads: int | None = None
     served_model_name: str | None = None
     prefix_cache: bool = True
-    replay: str = "bounded"
+    replay: str | None = None
     truncate: str | None = None
     speculation: str | None = None
     draft_length: int | None = None
@@ -68,12 +72,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
-        self._check_choice("replay", REPLAY_MODES)
+        if self.replay is not None:
+            self._check_choice("replay", REPLAY_MODES)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
         if self.speculation is not None:
             Policy.parse(self.speculation)
-        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache", "overlap"):
+        for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
@@ -90,6 +95,17 @@ class EngineConfig:
         self._check_integer("threads", 1, 1024, optional=True)
         self._check_integer("draft_length", 1, MAX_FIXED_DRAFTS, optional=True)
         self._check_together()
+        self._check_deterministic()
+
+    @property
+    def invariant_operators(self) -> bool:
+        """Whether only operators will do whose rows have the same bits in every batch."""
+        return self.batch_invariant or self.deterministic
+
+    @property
+    def replay_mode(self) -> str:
+        """`replay`, or what its None stands for."""
+        return self.replay or ("exact" if self.deterministic else "bounded")
 
     def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -123,11 +139,11 @@ class EngineConfig:
                 "engine.num_blocks and engine.kv_memory_bytes exclude each other: give one.",
                 param="engine.num_blocks",
             )
-        if self.batch_invariant and self.threads not in (None, 1):
+        if self.invariant_operators and self.threads not in (None, 1):
             # How a reduction is split over threads changes its last bits.
+            mode = "deterministic" if self.deterministic else "batch_invariant"
             raise ConfigError(
-                f"engine.threads must be 1 or unset with engine.batch_invariant, "
-                f"got {self.threads}.",
+                f"engine.threads must be 1 or unset with engine.{mode}, got {self.threads}.",
                 param="engine.threads",
             )
         name = self.served_model_name
@@ -135,4 +151,12 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.served_model_name must be 1 to 256 characters, got {name!r}.",
                 param="engine.served_model_name",
+            )
+
+    def _check_deterministic(self) -> None:
+        if self.deterministic and self.prefix_cache and self.replay == "bounded":
+            raise ConfigError(
+                'engine.replay "bounded" is an approximation, so a prefix hit would change tokens: '
+                'with engine.deterministic leave it out or set "exact" or "off".',
+                param="engine.replay",
             )

@@ -79,6 +79,11 @@ class Engine:
         drafts; None: nobody, requests that want drafts are refused. platform: the CPU by default.
         clock: seconds, monotonic; for waiting times only.
         """
+        if config.deterministic and not model.numerics.batch_invariant:
+            raise ConfigError(
+                "engine.deterministic needs a model loaded with batch-invariant operators.",
+                param="engine.deterministic",
+            )
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
@@ -103,7 +108,11 @@ class Engine:
         invariant = model.numerics.batch_invariant
         threads = 1 if invariant else config.threads or default_threads(model.spec, platform)
         self._sampler = SamplerState(
-            self.capacity.num_slots, model.spec.vocab_size, model.spec.eos_id, tokenizer
+            self.capacity.num_slots,
+            model.spec.vocab_size,
+            model.spec.eos_id,
+            tokenizer,
+            deterministic=config.deterministic,
         )
         self._draft_length = 0 if drafter is None else drafter.length
         _check_rings(groups, self._draft_length)
@@ -127,7 +136,7 @@ class Engine:
         self._changes = _RowChanges(self._executor)
         self._scheduler = self._new_scheduler()
         self._clock = clock
-        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._seed = _engine_seed(config)
         self._added = 0
         self._undelivered: list[StepOutput] = []  # last entries of aborted requests
 
@@ -151,8 +160,9 @@ class Engine:
         Raises InvalidRequest (empty prompt, id outside the vocabulary, id of the request in use,
         what the sampler cannot do), ContextTooLong, Overloaded.
         """
-        # Numbered from 1: number 0 would give the engine's own seed.
-        new = self._checked(request, choice_seed(self._seed, self._added + 1))
+        # Numbered from 1: number 0 gives the engine's own seed, whatever came before.
+        place = 0 if self.config.deterministic else self._added + 1
+        new = self._checked(request, choice_seed(self._seed, place))
         number = self._scheduler.enqueue(new, self._clock())
         self._added += 1
         return number
@@ -344,6 +354,12 @@ def speculation_policy(config: EngineConfig, draft_length: int) -> Policy:
     policy = Policy.parse(config.speculation)
     policy.require_length(draft_length)
     return policy
+
+
+def _engine_seed(config: EngineConfig) -> int:
+    if config.seed is not None:
+        return config.seed
+    return 0 if config.deterministic else secrets.randbits(64)
 
 
 def _token_ids(ids: tuple[int, ...], vocab_size: int) -> TokenIds:

@@ -39,7 +39,7 @@ def numerics_of(config: EngineConfig) -> Numerics:
         dtype=config.dtype,
         kv_quant=config.kv_quant,
         act_quant=config.act_quant,
-        batch_invariant=config.batch_invariant,
+        batch_invariant=config.invariant_operators,
     )
 
 

@@ -63,12 +63,20 @@ class TokenCounts:
 
     def with_drafts(self, drafts: Ids) -> tuple[Ids, Ids]:
         """(ids, counts) as they were after drawing `drafts`, int64 [k]; these counts stay."""
-        drafted, often = np.unique(drafts, return_counts=True)
-        places = np.array([self._place.get(token, -1) for token in drafted.tolist()], np.int64)
-        known, new = places >= 0, places < 0
         counts = self.counts.copy()
-        counts[places[known]] += often[known]
-        return np.concatenate((self.ids, drafted[new])), np.concatenate((counts, often[new]))
+        new: dict[int, int] = {}
+        for token in drafts.tolist():
+            place = self._place.get(token)
+            if place is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[place] += 1
+        if not new:
+            return self.ids, counts
+        return (
+            np.concatenate((self.ids, np.fromiter(new, np.int64, len(new)))),
+            np.concatenate((counts, np.fromiter(new.values(), np.int64, len(new)))),
+        )
 
     def copy(self) -> TokenCounts:
         """Independent counts with the same content."""

@@ -125,7 +125,10 @@ def reported(
     logits: Tensor, state: SamplerState, rows: Ids, drawn: Drawn, emitted: Flags | None = None
 ) -> LogprobRows | None:
     """Log probabilities of the drawn tokens that want them, of the `emitted` rows [S] only."""
-    raw = (drawn.tokens >= 0) & ((state.flags[rows] & LOGPROBS) != 0) & ~state.processed[rows]
+    wanted = (state.flags[rows] & LOGPROBS) != 0
+    if not wanted.any():
+        return None
+    raw = wanted & (drawn.tokens >= 0) & ~state.processed[rows]
     if emitted is not None:
         raw &= emitted
     index = np.flatnonzero(raw)
@@ -178,9 +181,11 @@ def noisy_tokens(logits: Tensor, state: SamplerState, table: Ids, positions: Ids
     for start in range(0, len(shaped_index), at_once):
         index = shaped_index[start : start + at_once]
         rows, block = table[index], taken(logits, index)
-        survivors = np.nonzero(shaped_weights(block, state, rows).cpu().numpy())
+        weights = shaped_weights(block, state, rows).cpu().numpy()
+        # Much faster than np.nonzero of two dimensions.
+        owners, ids = np.divmod(np.flatnonzero(weights), weights.shape[1])
         tokens[index] = gumbel.draw_among(
-            block, state.temperatures[rows], state.seeds[rows], positions[index], *survivors
+            block, state.temperatures[rows], state.seeds[rows], positions[index], owners, ids
         )
     return tokens
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Numbers handled at once: bounds the fp64 scratch memory.
-_NUMBERS_AT_ONCE = 2**22
+_NUMBERS_AT_ONCE = 2**18
 # How many of the best tokens are looked at first; only flat distributions need more.
 _WIDTHS = (128, 4096)
 # Row starts are aligned to this many numbers (64 bytes), so that vector code treats rows alike.
@@ -67,11 +67,11 @@ def drop_unlikely(
             width,
             *(torch.from_numpy(values[here]).to(logits.device) for values in (top_k, top_p, min_p)),
         )
-        settled_rows = chosen[settled]
-        ids = ids[settled]
-        left = torch.zeros((len(ids), vocab), dtype=weights.dtype, device=weights.device)
-        left.scatter_(-1, ids, weights[settled_rows[:, None], ids] * kept[settled])
-        weights[settled_rows] = left
+        place, column = (kept & settled[:, None]).nonzero(as_tuple=True)
+        survivors = chosen[place], ids[place, column]
+        values = weights[survivors]
+        weights.index_fill_(0, chosen[settled], 0.0)
+        weights[survivors] = values
         pending = np.setdiff1d(pending, here[settled.cpu().numpy()])
 
 

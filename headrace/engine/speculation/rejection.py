@@ -72,7 +72,9 @@ def _accept_or_draw(
     accepted = accept_at * q.gather(-1, x) < p.gather(-1, x)
     left = (p - q).clamp_(min=0.0).cumsum(dim=-1)
     agreement = 1.0 - left[:, -1] / mass[:, -1]
-    left = torch.where(left[:, -1:] > 0, left, mass)
+    nothing = left[:, -1:] <= 0
+    if nothing.any():
+        left = torch.where(nothing, mass, left)
     drawn = _first_above(left, uniforms(seeds, positions, Purpose.RESIDUAL))
     tokens = torch.where(accepted[:, 0], x[:, 0], drawn)
     return tokens.cpu().numpy(), agreement.cpu().numpy()

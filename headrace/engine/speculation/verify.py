@@ -39,8 +39,9 @@ class VerifyRows:
     rows: int64 [R], table rows. first: int64 [R], absolute position of the token that the request's
     first row draws. counts: int64 [R], rows of each: 1 and the drafts to verify. draft_ids: int64
     [T], the draft that each row checks; NO_DRAFT in the last row of a request, which draws freshly.
-    draft_weights: [T, vocab], not normalised distributions that the drafts were drawn from; None or
-    a row of zeros for drafts that were not drawn at random. Only the `maximal` coupling reads them.
+    draft_weights: [T, vocab], not normalised distributions that the drafts were drawn from, read by
+    the `maximal` coupling only; None or a row of zeros for drafts that were not drawn at random.
+    Drawn drafts may pass as such: that is right too, but accepts fewer.
     """
 
     rows: Ids

@@ -39,6 +39,7 @@ EVERYTHING = SamplingParams(
     logprobs=6,
     logprobs_mode=LogprobsMode.PROCESSED,
     prompt_logprobs=2,
+    coupling=Coupling.MAXIMAL,
 )
 
 
