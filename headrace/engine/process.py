@@ -17,6 +17,8 @@ from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
+from typing import Any
+
 import structlog
 
 from headrace.config import EngineConfig
@@ -489,5 +491,5 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    counts = {field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+    counts: dict[str, Any] = {field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
     return EngineStats(**counts)

@@ -92,7 +92,7 @@ def world(model: ModelLike, settings: dict[str, Any], count: int = 32) -> World:
             ignore_eos=True,
         )
         free.append(Request(f"r{number}", prompt, params))
-    reference = dict(speculation="off", overlap=False)
+    reference = {"speculation": "off", "overlap": False}
     built.free = {
         name: tokens for (name, _), tokens in serve(built.engine(**reference), free).tokens.items()
     }
