@@ -18,6 +18,7 @@ REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
+FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache", "overlap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +40,8 @@ class EngineConfig:
     prefix_cache: whether blocks of earlier prompts are used again. replay: how windows are rebuilt
     after such a hit: "bounded" (one window, an approximation), "exact" (as many rows as make the
     result that of a cold run) or "off" (no hits until window records are stored); None: "exact" if
-    deterministic, else "bounded". truncate: whether
-    the layers after the last KV source run on the last rows of a prompt only; None: where the model
-    allows it.
+    deterministic, else "bounded". truncate: whether the layers after the last KV source run on the
+    last rows of a prompt only; None: where the model allows it.
 
     speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
@@ -90,14 +90,7 @@ class EngineConfig:
             self._check_choice("truncate", TRUNCATE_MODES)
         if self.speculation is not None:
             Policy.parse(self.speculation)
-        for name in (
-            "kv_quant",
-            "act_quant",
-            "batch_invariant",
-            "deterministic",
-            "prefix_cache",
-            "overlap",
-        ):
+        for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",

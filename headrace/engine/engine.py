@@ -41,6 +41,7 @@ from headrace.engine.scheduler import NewRequest, Scheduler, SchedulerLimits
 from headrace.engine.sequence import Sequence as Choice
 from headrace.engine.sequence import TokenIds
 from headrace.engine.speculation.controller import Controller
+from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.drafts import Drafter
 from headrace.engine.stats import EngineStats
 from headrace.errors import ConfigError, ContextTooLong, InvalidRequest
@@ -75,14 +76,16 @@ class Engine:
         *,
         tokenizer: Tokenizer | None = None,
         drafter: Drafter | None = None,
+        cost: StepCost | None = None,
         platform: Platform | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reserve the cache memory. Raises ConfigError when model, config and memory do not fit.
 
         tokenizer: for stop strings; without one requests that have some are refused. drafter: who
-        drafts; None: nobody, requests that want drafts are refused. platform: the CPU by default.
-        clock: seconds, monotonic; for waiting times only.
+        drafts; None: nobody, requests that want drafts are refused. cost: of steps, for adaptive
+        speculation; None: all drafts are verified. platform: the CPU by default. clock: seconds,
+        monotonic; for waiting times only.
         """
         if config.deterministic and not model.numerics.batch_invariant:
             raise ConfigError(
@@ -129,7 +132,7 @@ class Engine:
         self._draft_length = 0 if drafter is None else drafter.length
         _check_rings(groups, self._draft_length)
         self._policy = speculation_policy(config, self._draft_length)
-        self._controller = Controller(self.capacity.num_slots, self._draft_length, None)
+        self._controller = Controller(self.capacity.num_slots, self._draft_length, cost)
         self._executor = Executor(
             Runner(model, cache, platform, threads),
             self._sampler,

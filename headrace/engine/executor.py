@@ -10,6 +10,7 @@ launches. After an error nothing runs until `reset`. Called by `engine/engine.py
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +171,12 @@ class Executor:
             batch = build_batch(
                 shares, self._tokens, max_ngram=self._max_ngram, row_multiple=self._row_multiple
             )
-            result = self._draw(plan, shares, sampling, self._runner.execute(batch))
+            start_s = time.perf_counter()
+            logits = self._runner.execute(batch)
+            forward_s = time.perf_counter() - start_s
+            result = self._draw(plan, shares, sampling, logits)
+            if result.drafts is not None:
+                result.drafts.rows, result.drafts.forward_s = int(shares.q_len.sum()), forward_s
         self._broken = False
         return result
 
@@ -236,7 +242,9 @@ class Executor:
             needed = last_rows(shares.logits.cumsum()[draws], sampling.counts)
             logits = logits[torch.from_numpy(needed)]
         masks = self._masks(sampling)
+        start_s = time.perf_counter()
         verified = self._verify(sampling, logits, masks)
+        sampler_s = time.perf_counter() - start_s
         counts = verified.accepted + 1
         tokens, logprobs = verified.tokens, verified.logprobs
         if counts.size < tokens.size:
@@ -253,6 +261,7 @@ class Executor:
         if plan.drafts is not None:
             features = self._draft(sampling.rows, plan.drafts.decision.draft)
             result.drafts = _report(sampling, verified.accepted, features)
+            result.drafts.sampler_s = sampler_s
         if plan.drafts is not None or not sampling.live.all():
             result.counts = np.zeros(sampling.live.size, dtype=np.int64)
             result.counts[sampling.live] = counts

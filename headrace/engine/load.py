@@ -18,6 +18,7 @@ from headrace.config import EngineConfig
 from headrace.core.protocols import Tokenizer
 from headrace.engine.engine import Engine, default_threads, speculation_policy
 from headrace.engine.speculation.drafts import ModelDrafter
+from headrace.engine.step_cost import measure_cost
 from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
@@ -62,8 +63,11 @@ def load_engine(
             checkpoint, numerics_of(config), progress=progress, with_draft=length > 0
         )
         warm_up(model)
+        cost = None
+        if length and speculation_policy(config, length).adaptive:
+            cost = measure_cost(model, length, config.max_num_seqs, config.max_num_batched_tokens)
     drafter = ModelDrafter(model, length) if length else None
-    return Engine(config, model, tokenizer=tokenizer, drafter=drafter)
+    return Engine(config, model, tokenizer=tokenizer, drafter=drafter, cost=cost)
 
 
 def draft_length(config: EngineConfig, draft: DraftSpec | None) -> int:

@@ -134,17 +134,21 @@ class StepResult:
     drafts: DraftReport | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DraftReport:
     """Drafts of one step, by place in the S sampling rows of its plan.
 
     verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held.
-    features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none.
+    features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none. rows: of
+    the step, as it ran. forward_s, sampler_s: seconds of the model, and of drawing and verifying.
     """
 
     verified: Ints
     accepted: Ints
     features: Floats
+    rows: int = 0
+    forward_s: float = 0.0
+    sampler_s: float = 0.0
 
 
 def selected(result: StepResult, places: Ints) -> StepResult:

@@ -573,6 +573,10 @@ class Scheduler:
         controller.outcome(rows[judged], report.verified[judged], report.accepted[judged])
         arrived = count & self._drafting(plan)
         controller.arrive(rows[arrived], report.features[arrived])
+        if controller.cost is not None and report.rows and plan.decodes == plan.rows.size:
+            controller.cost.observe(
+                report.rows, report.forward_s, requests=plan.decodes, sampler_s=report.sampler_s
+            )
 
 
 def _packed(wanted: Ints, budget: int) -> Ints:

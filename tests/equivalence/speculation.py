@@ -15,6 +15,7 @@ from headrace.core.request import Request
 from headrace.engine.engine import Engine
 from headrace.engine.speculation.drafts import DraftRequest, Proposal
 from headrace.kv.cache import KVCache
+from tests.unit.engine.fakes import FakeDetokenizer, FakeTokenizer
 
 Streams = Mapping[tuple[str, int], Sequence[int]]  # output ids by (request id, choice)
 
@@ -61,6 +62,21 @@ class Oracle:
             return rng.integers(0, self._vocab_size, self.length)
         after[right:] = (after[right:] + 1) % self._vocab_size
         return after
+
+
+class LetterDetokenizer(FakeDetokenizer):
+    """Every id is a letter at once, so that a stop string can end at any token."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(65 + token) for token in token_ids)
+
+    def copy(self) -> LetterDetokenizer:
+        return LetterDetokenizer()
+
+
+class LetterTokenizer(FakeTokenizer):
+    def detokenizer(self) -> LetterDetokenizer:
+        return LetterDetokenizer()
 
 
 @dataclass

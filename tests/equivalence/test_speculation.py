@@ -27,9 +27,9 @@ from headrace.engine.speculation.drafts import Drafter, ModelDrafter
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
-from tests.unit.engine.fakes import FakeModel, FakeTokenizer
+from tests.unit.engine.fakes import FakeModel
 
-from .speculation import Answers, Oracle, covering, serve
+from .speculation import Answers, LetterTokenizer, Oracle, covering, serve
 
 DRAFTS = 5
 POLICIES = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5", "adaptive")
@@ -67,7 +67,7 @@ class World:
     def engine(self, drafter: Drafter | None = None, **changes: Any) -> Engine:
         settings = {"max_model_len": 512, "num_blocks": 160, "max_num_seqs": 32, "replay": "exact"}
         config = EngineConfig(**{**self.settings, **settings, **changes})
-        return Engine(config, self.model, tokenizer=FakeTokenizer(), drafter=drafter)
+        return Engine(config, self.model, tokenizer=LetterTokenizer(), drafter=drafter)
 
     def known(self) -> list[tuple[int, ...]]:
         """Prompts with the answers as if nothing had ended them early."""
@@ -88,11 +88,11 @@ def world(model: ModelLike, settings: dict[str, Any], count: int = 32) -> World:
             repetition_penalty=(1.0, 1.0, 1.2)[number % 3],
             frequency_penalty=(0.0, 0.0, 0.0, 0.0, 0.4)[number % 5],
             seed=100 + number,
-            max_tokens=24,
+            max_tokens=16,
             ignore_eos=True,
         )
         free.append(Request(f"r{number}", prompt, params))
-    reference = dict(speculation="off", overlap=False)
+    reference = {"speculation": "off", "overlap": False}
     built.free = {
         name: tokens for (name, _), tokens in serve(built.engine(**reference), free).tokens.items()
     }
@@ -106,13 +106,13 @@ def world(model: ModelLike, settings: dict[str, Any], count: int = 32) -> World:
 
 def ending(request: Request, free: list[int], number: int) -> Request:
     """The request made to end at a place of its own: by length, a stop token or a stop string."""
-    at = 4 + number // 3
+    at = 3 + number // 3
     if number % 3 == 0:
         changes: dict[str, Any] = {"max_tokens": at}
     elif number % 3 == 1:
         changes = {"stop_token_ids": (free[at],)}
     else:
-        changes = {"stop": (FakeTokenizer().decode(free[at - 1 : at + 1]),), "logprobs": 0}
+        changes = {"stop": (LetterTokenizer().decode(free[at - 1 : at + 1]),), "logprobs": 0}
     return replace(request, sampling=replace(request.sampling, **changes))
 
 
@@ -130,12 +130,18 @@ def tiny_with_drafts(directory: Path, seed: int = 1) -> Path:
     return directory
 
 
+TINY_SETTINGS = {"dtype": "float32", "kv_quant": True, "batch_invariant": True}
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> World:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tiny_with_drafts(tmp_path_factory.mktemp("tiny-5") / "model")
-    settings = {"dtype": "float32", "kv_quant": True, "batch_invariant": True}
-    model = load_model(directory, numerics_of(EngineConfig(**settings)), with_draft=True)
-    return world(model, settings)
+    return load_model(directory, numerics_of(EngineConfig(**TINY_SETTINGS)), with_draft=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Model) -> World:
+    return world(tiny_model, TINY_SETTINGS, 8)
 
 
 def check(one: dict[str, Any], built: World) -> Answers:
@@ -212,8 +218,9 @@ def test_streams_on_the_tiny_model(tiny: World, one: dict[str, Any]) -> None:
 
 
 @pytest.mark.sweep
-def test_all_streams_on_the_tiny_model(tiny: World) -> None:
+def test_all_streams_on_the_tiny_model(tiny_model: Model) -> None:
     """The whole matrix, once (docs/bench/speculation_streams.json)."""
+    tiny = world(tiny_model, TINY_SETTINGS)
     everything = {**MATRIX, "drafter": ("perfect", "mixed", "model"), "blocks": ("plenty", "few")}
     count = 0
     for one in covering(everything, strength=len(everything)):
@@ -229,18 +236,27 @@ def test_a_perfect_drafter_is_always_right(
 ) -> None:
     """Also behind prefix hits, chunk borders and preemptions (SD-1, SD-17)."""
     built: World = request.getfixturevalue(make)
-    oracle = Oracle("perfect", DRAFTS, built.model.spec.vocab_size, built.known())
-    engine = built.engine(oracle, speculation="fixed:5", overlap=overlap, max_num_batched_tokens=64)
-    long = [
-        replace(r, sampling=replace(r.sampling, stop=(), stop_token_ids=(), max_tokens=18))
-        for r in built.requests[:9]
+    vocab_size = built.model.spec.vocab_size
+    rng = np.random.default_rng(8)
+    shared = rng.integers(14, vocab_size, 450).tolist()
+    free = [
+        Request(
+            f"r{number}",
+            (*shared, *rng.integers(14, vocab_size, 9 + 11 * number).tolist()),
+            SamplingParams(
+                temperature=float(number % 2), seed=number, max_tokens=18, ignore_eos=True
+            ),
+        )
+        for number in range(3)
     ]
-    for _ in range(2):  # the second time from the cache
-        found = serve(engine, long, preempt={6: "r0", 9: "r1", 12: "r2"})
-        assert {n: t for (n, _), t in found.tokens.items()} == {
-            r.request_id: built.free[r.request_id][:18] for r in long
-        }
+    cold = serve(built.engine(speculation="off", overlap=False), free)
+    known = [(*r.prompt_token_ids, *cold.tokens[r.request_id, 0]) for r in free]
+    oracle = Oracle("perfect", DRAFTS, vocab_size, known)
+    engine = built.engine(oracle, speculation="fixed:5", overlap=overlap, max_num_batched_tokens=96)
+    for again in range(2):  # the second time from the cache
+        preempt = {7: "r0", 8: "r1"} if again else None
+        assert serve(engine, free, preempt=preempt) == cold
     stats = engine.stats()
-    assert stats.prefix_hit_tokens > 0 and stats.preemptions >= 3
+    assert stats.prefix_hit_tokens > 0 and stats.preemptions == 2
     assert stats.accepted_drafts == stats.verified_drafts
     assert len(stats.verified_drafts) == DRAFTS and min(stats.verified_drafts) > 0

@@ -18,7 +18,6 @@ from tests.unit.engine.test_process_host import CountingEngine, receive
 EVERYTHING = SamplingParams(
     temperature=0.3,
     speculation="fixed:2",
-    coupling=Coupling.GUMBEL,
     top_p=0.4,
     top_k=5,
     seed=2**64 - 1,

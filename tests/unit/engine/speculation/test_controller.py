@@ -99,6 +99,22 @@ def test_the_first_drafts_are_tried():
     assert loop.passes == 52
 
 
+def test_newcomers_are_expected_to_be_like_the_others():
+    controller = Controller(64, LENGTH, StepCost(CHEAP_ROWS, Curve.linear(0.005, 0.0)))
+    old, new = np.arange(16), np.arange(16, 32)
+    wanted, whole, none = np.full(16, ADAPTIVE), np.full(16, LENGTH), np.zeros(16, dtype=np.int64)
+    assert controller.decide(new, wanted, none).draft  # nothing is known of anybody
+    for _ in range(20):
+        controller.launch(old)
+        controller.arrive(old, np.full((16, LENGTH), -3.0))
+        controller.decide(old, wanted, whole)
+    assert not controller.decide(new, wanted, none).draft
+    controller.launch(new)  # as a probe would
+    decision = controller.decide(new, wanted, whole)
+    assert not decision.draft
+    assert decision.total == 0  # its drafts are there to be judged, not to be verified
+
+
 def test_steps_that_turn_out_slow_end_speculation():
     """The start-up curve knew nothing of long contexts; observed steps correct it."""
     cost = StepCost(Curve((1, 1000), (0.010, 0.011)), Curve.linear(0.001, 0.0))

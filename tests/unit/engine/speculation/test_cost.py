@@ -29,6 +29,7 @@ def test_terms():
 def test_slow_steps_raise_the_slope():
     """Median over sizes of their median residual per row: outliers and rare sizes do not count."""
     cost = StepCost(Curve((10, 20, 40), (1.0, 2.0, 4.0)))
+    assert cost.verify_s(20, 1) == pytest.approx([2.0])
     for i in range(30):
         cost.observe(10, 1.0 + 10 * 0.01)
         cost.observe(20, 2.0 + 20 * 0.03)
