@@ -1,4 +1,4 @@
-"""JSON-Schema-Test-Suite (draft 2020-12) against compiled grammars: right, refused, narrowed, wrong.
+"""JSON-Schema-Test-Suite (draft 2020-12) against compiled grammars.
 
 Right: an instance is accepted in some serialisation (compact or spaced, any order of properties)
 exactly if it is valid. Refused: the schema is refused with a path, before anything is generated.

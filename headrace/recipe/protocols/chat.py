@@ -57,7 +57,6 @@ from headrace.recipe.protocols.chat_wire import (
     JsonSchemaFormat,
     OfficialRequest,
     RegexFormat,
-    TextFormat,
 )
 from headrace.recipe.protocols.json_body import decode_body, read_json
 from headrace.recipe.protocols.models import resolve_model
@@ -118,8 +117,9 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
     if rule is not None and prefix is not None:
         # The form would be that of the whole answer, whose beginning is given.
         raise InvalidRequest(f"{rule.path}: cannot be used with prefix.", param=rule.path)
-    if settled.tools:
-        _check_strict(settled, form, options)
+    if settled.tools and options.official:
+        # clients: strict-mixing. Beside other tools and any format.
+        check_strict_mixing(settled.tools, has_response_format=form is not None)
     kind = settled.choice
     inference = _inference(wire, version, thinking, settled, options, response_format, normalised)
     # clients: required-while-thinking. The call comes after the reasoning, by the grammar.
@@ -308,15 +308,6 @@ def _format_rule(
     if not fields and wire.structured_outputs is None:
         return rule
     return guided_rule(fields, wire.structured_outputs, rule)
-
-
-def _check_strict(settled: SettledTools, form: Format | None, options: ConvertOptions) -> None:
-    if options.official:
-        check_strict_mixing(settled.tools, has_response_format=form is not None)
-    elif all(tool.strict for tool in settled.tools):
-        # clients: strict-mixing. Beside other tools, and beside the format `text`.
-        asked = form is not None and not isinstance(form, TextFormat)
-        check_strict_mixing(settled.tools, has_response_format=asked)
 
 
 def _inference(

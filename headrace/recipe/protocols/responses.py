@@ -89,7 +89,9 @@ def convert_responses(
     choice, candidates = read_choice(wire.tool_choice, table, options)
     tools, kind = settle_tools(candidates, choice, thinking=thinking, options=options)
     format_, normalised = _response_format(wire, messages)
-    check_strict_mixing(tools, has_response_format=format_.kind is not FormatKind.TEXT)
+    if options.official:
+        # clients: strict-mixing. Beside other tools and any format.
+        check_strict_mixing(tools, has_response_format=format_.kind is not FormatKind.TEXT)
     inference = _sampling(wire, version, options, thinking=thinking, with_tools=bool(tools))
     constraint = output_constraint(tools, kind, format_, normalised_schema=normalised)
     rule = None if options.official else _format_rule(wire, format_, normalised)

@@ -23,7 +23,13 @@ from headrace.recipe.parser.items import CallArguments, CallNamed, Content
 from headrace.recipe.parser.parser import OutputParser
 from headrace.recipe.render import CALL_FORMATS
 from headrace.recipe.render.prompt import PromptBuilder
-from tests.unit.recipe.grammars import accepts, matcher_of, random_answer, tiny_codec, tiny_vocabulary
+from tests.unit.recipe.grammars import (
+    accepts,
+    matcher_of,
+    random_answer,
+    tiny_codec,
+    tiny_vocabulary,
+)
 
 CODEC = tiny_codec()
 TOKENIZER = CODEC.tokenizer
@@ -156,9 +162,7 @@ def test_random_calls_parse_to_valid_arguments(
 ) -> None:
     thinking, required, with_form, before = MODES[mode]
     inside = mode == "in the block"
-    rules = rules_of(
-        *SCHEMAS, strict=strict, required=required, form=RESULT if with_form else None
-    )
+    rules = rules_of(*SCHEMAS, strict=strict, required=required, form=RESULT if with_form else None)
     matcher = matcher_of(
         spec_of(rules, version, thinking=thinking, in_calls=inside), tiny_vocabulary()
     )
@@ -232,7 +236,11 @@ def call(name: str, *parameters: str) -> str:
         (call("t0", 'name="city" string="true">a', 'name="days" string="false">2.5'), False, False),
         (call("t0", 'name="city" string="true">a', 'name="unit" string="false">3'), True, True),
         (call("t0", 'name="city" string="true">a', 'name="unit" string="true">3'), False, False),
-        (call("t0", 'name="city" string="true">a', 'name="note" string="false">["b", "c"]'), True, True),
+        (
+            call("t0", 'name="city" string="true">a', 'name="note" string="false">["b", "c"]'),
+            True,
+            True,
+        ),
         (call("t0", 'name="city" string="true">'), True, True),
         (call("t0", 'name="city" string="true">a</b'), True, True),
         (call("t1") + call("t1"), True, True),
@@ -275,9 +283,14 @@ def test_where_the_grammar_begins() -> None:
         form = AnswerRules(RESULT)
         expected = (THINKING_END,) if thinking else ()
         assert spec_of(form, thinking=thinking).trigger_token_ids == expected
-    assert grammar_spec(
-        AnswerRules(), AnswerStart(False, False, THINKING_END), Markup(CALL_FORMATS[ModelVersion.V41], DSML)
-    ) is None
+    assert (
+        grammar_spec(
+            AnswerRules(),
+            AnswerStart(False, False, THINKING_END),
+            Markup(CALL_FORMATS[ModelVersion.V41], DSML),
+        )
+        is None
+    )
 
 
 def test_equal_tools_give_the_same_text_once() -> None:
@@ -324,6 +337,9 @@ def test_strict_tools_that_cannot_be_kept_are_refused(schema: Any, path: str) ->
 
 
 def test_grammars_that_are_too_large_are_refused() -> None:
-    schema = {"type": "object", "properties": {f"p{i}": {"enum": [f"{i}" * 50]} for i in range(200)}}
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"enum": [f"{i}" * 50]} for i in range(200)},
+    }
     with pytest.raises(InvalidRequest, match="the grammar of their calls"):
         spec_of(rules_of(*[schema] * 100))

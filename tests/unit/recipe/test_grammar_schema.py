@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -91,7 +92,11 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"$ref": "#/$defs/x"}, ".$ref", "leads nowhere"),
     ({"$ref": "other.json"}, ".$ref", "outside"),
     ({"$ref": "#"}, "", "back to itself"),
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "", ""),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        "",
+        "",
+    ),
     (
         {"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#"}}},
         "",
@@ -147,7 +152,7 @@ def test_unknown_keywords_are_refused_by_strict_schemas_only() -> None:
 
 
 def test_annotations_are_dropped() -> None:
-    schema: dict[str, Any] = {name: "x" for name in ANNOTATIONS - {"$schema", "$defs", "$id"}}
+    schema: dict[str, Any] = dict.fromkeys(ANNOTATIONS - {"$schema", "$defs", "$id"}, "x")
     schema |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "http://me/"}
     assert check_schema_form(schema, "S", Mode.STRICT).text() == "{}"
 
@@ -171,14 +176,19 @@ def test_one_of_becomes_any_of_where_branches_exclude_each_other() -> None:
     del cat["required"]
     assert refused({"oneOf": [cat, dog]})[0] == ".oneOf"
     assert refused({"oneOf": [{"minimum": 1}, {"maximum": 3}]})[0] == ".oneOf"
-    number = {"oneOf": [{"type": "number", "maximum": 3}, {"type": "number", "exclusiveMinimum": 3}]}
+    number = {
+        "oneOf": [{"type": "number", "maximum": 3}, {"type": "number", "exclusiveMinimum": 3}]
+    }
     assert texts(number, "3", "4") == ["3", "4"]
 
 
 def test_recursion_that_ends_is_fine() -> None:
     tree = {
         "type": "object",
-        "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "properties": {
+            "value": {"type": "integer"},
+            "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
         "required": ["value", "next"],
         "additionalProperties": False,
     }
@@ -205,10 +215,8 @@ def test_hostile_schemas_are_read_in_bounded_time() -> None:
     branches = [{"oneOf": [{"type": "object", "properties": {"a": {}}}] * 30} for _ in range(30)]
     start = time.perf_counter()
     for schema in ({"$ref": "#/$defs/0", "$defs": doubling}, {"oneOf": branches}):
-        try:
+        with suppress(InvalidRequest):
             check_schema_form(schema, "S")
-        except InvalidRequest:
-            pass
     assert time.perf_counter() - start < 10
 
 
