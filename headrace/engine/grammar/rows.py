@@ -83,27 +83,35 @@ class GrammarRows:
         words: list[MaskWords] = []
         first = 0
         for place, row in enumerate(rows.tolist()):
-            draft = () if drafts is None else drafts[place]
-            for offset, mask in enumerate(self._masks_of(row, draft)):
+            if drafts is None or not drafts[place]:
+                mask = self._mask(row)
+                if mask is not None:
+                    index.append(first)
+                    words.append(mask)
+                first += 1
+                continue
+            for offset, mask in enumerate(self._masks_of(row, drafts[place])):
                 if mask is not None:
                     index.append(first + offset)
                     words.append(mask)
-            first += 1 + len(draft)
+            first += 1 + len(drafts[place])
         if not index:
             return None
-        return Masks(np.array(index, dtype=np.int64), np.stack(words))
+        joined = words[0][None] if len(words) == 1 else np.array(words)
+        return Masks(np.array(index, dtype=np.int64), joined)
 
     def commit(self, rows: Ids, counts: Ids | None, tokens: npt.NDArray[np.int64]) -> None:
         """Take drawn tokens in. counts: int64 [R] of `tokens` [T] by request, None: one each."""
         if not self._matchers:
             return
+        drawn = tokens.tolist()
         first = 0
         for place, row in enumerate(rows.tolist()):
-            count = 1 if counts is None else int(counts[place])
+            last = first + (1 if counts is None else int(counts[place]))
             matcher = self._matchers.get(row)
             if matcher is not None:
-                self._take(row, matcher, tokens[first : first + count].tolist())
-            first += count
+                self._take(row, matcher, drawn[first:last])
+            first = last
 
     def forced(self, row: int, limit: int) -> list[int]:
         """Tokens that are certain to come next for a row, at most `limit`; EOS ends them.
@@ -125,14 +133,19 @@ class GrammarRows:
         matcher.rollback(len(run))
         return run
 
+    def _mask(self, row: int) -> MaskWords | None:
+        """Mask of the first row of logits of a request."""
+        matcher = self._matchers.get(row)
+        if matcher is not None:
+            return matcher.mask()
+        return np.zeros(self._num_words, dtype=np.int32) if row in self._errors else None
+
     def _masks_of(self, row: int, draft: Sequence[int]) -> list[MaskWords | None]:
         """Masks of the rows of logits of one request, as far as its draft is allowed."""
-        if row in self._errors:
-            return [np.zeros(self._num_words, dtype=np.int32)]
+        masks = [self._mask(row)]
         matcher = self._matchers.get(row)
         if matcher is None:
-            return []
-        masks = [matcher.mask()]
+            return masks
         accepted = 0
         try:
             for token in draft:
