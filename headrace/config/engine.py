@@ -17,7 +17,7 @@ ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 MAX_SEED = 2**64 - 1
-FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache", "overlap")
+FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class EngineConfig:
     speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
     None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
-    the next step is planned while one runs.
+    the next step is planned while one runs; None: not on a CPU, where both would share the cores.
     """
 
     dtype: str = "float32"
@@ -68,7 +68,7 @@ class EngineConfig:
     truncate: str | None = None
     speculation: str | None = None
     draft_length: int | None = None
-    overlap: bool = True
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
@@ -84,6 +84,11 @@ class EngineConfig:
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
                     param=f"engine.{name}",
                 )
+        if self.overlap not in (None, True, False):
+            raise ConfigError(
+                f"engine.overlap must be true or false, got {self.overlap!r}.",
+                param="engine.overlap",
+            )
         self._check_integer("max_num_seqs", 1, 4096)
         self._check_integer("max_num_batched_tokens", 1, 2**20)
         self._check_integer("max_waiting", 1, 2**20)

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-
 from typing import Any
 
 import structlog
@@ -491,5 +490,6 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    counts: dict[str, Any] = {field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+    required = (field.name for field in fields(EngineStats) if field.default is MISSING)
+    counts: dict[str, Any] = dict.fromkeys(required, 0)
     return EngineStats(**counts)
