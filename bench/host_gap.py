@@ -99,6 +99,7 @@ class Device:
         self.loop_us = 0.0
 
     def run(self, order: Order | None) -> StepResult | None:
+        """One step; its result where there is a plan."""
         cpu_s, wall_s = time.clock_gettime(self._clock), time.perf_counter()
         if self._stopped is not None:
             self.gaps_us.append(1e6 * (cpu_s - self._stopped[0]))
@@ -128,6 +129,7 @@ class _Executor:
         self._device = device
 
     def run(self, order: Order) -> StepResult | None:
+        """Carry out a plan."""
         return self._device.run(order)
 
 

@@ -18,7 +18,7 @@ REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
-FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache", "overlap")
+FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class EngineConfig:
     speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
     None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
-    the next step is planned while one runs.
+    the next step is planned while one runs; None: not on a CPU, where both would share the cores.
     grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
     "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
     grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
@@ -74,7 +74,7 @@ class EngineConfig:
     truncate: str | None = None
     speculation: str | None = None
     draft_length: int | None = None
-    overlap: bool = True
+    overlap: bool | None = None
     grammar_backend: str = "llguidance"
     grammar_cache_bytes: int = 256 * 2**20
     grammar_cache_dir: str | None = None
@@ -96,6 +96,11 @@ class EngineConfig:
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
                     param=f"engine.{name}",
                 )
+        if self.overlap not in (None, True, False):
+            raise ConfigError(
+                f"engine.overlap must be true or false, got {self.overlap!r}.",
+                param="engine.overlap",
+            )
         self._check_integer("max_num_seqs", 1, 4096)
         self._check_integer("max_num_batched_tokens", 1, 2**20)
         self._check_integer("max_waiting", 1, 2**20)

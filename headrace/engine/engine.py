@@ -95,26 +95,16 @@ class Engine:
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
-        dtype = model.numerics.torch_dtype
         self.config = config
         self.spec: SpecLike = model.spec
         self.capacity: Capacity = plan_capacity(
             config,
             groups,
             max_position=model.spec.max_position,
-            number_bytes=dtype.itemsize,
+            number_bytes=model.numerics.torch_dtype.itemsize,
             available_bytes=platform.memory(device).available_bytes,
         )
         self.reuse: Reuse = plan_reuse(config, model.spec, groups, model.numerics)
-        cache = KVCache(
-            groups,
-            num_blocks=self.capacity.num_blocks,
-            num_slots=self.capacity.num_slots,
-            dtype=dtype,
-            device=device,
-        )
-        invariant = model.numerics.batch_invariant
-        threads = 1 if invariant else config.threads or default_threads(model.spec, platform)
         self._sampler = SamplerState(
             self.capacity.num_slots,
             model.spec.vocab_size,
@@ -133,20 +123,11 @@ class Engine:
         _check_rings(groups, self._draft_length)
         self._policy = speculation_policy(config, self._draft_length)
         self._controller = Controller(self.capacity.num_slots, self._draft_length, cost)
-        self._executor = Executor(
-            Runner(model, cache, platform, threads),
-            self._sampler,
-            self._grammars.rows,
-            drafter,
-            self._controller.confidences,
-            num_rows=self.capacity.num_slots,
-            max_tokens=self.capacity.max_model_len,
-            max_ngram=model.max_ngram,
-            row_multiple=INVARIANT_ROW_MULTIPLE if invariant else 1,
-        )
-        self._ahead = 1 if config.overlap else 0  # steps in flight while the next is planned
+        self._executor = self._new_executor(model, platform, drafter)
+        overlap = device != "cpu" if config.overlap is None else config.overlap
+        self._ahead = 1 if overlap else 0  # steps in flight while the next is planned
         # A pool ends its thread when nobody refers to it any longer.
-        thread = ThreadPoolExecutor(1, "executor") if config.overlap else None
+        thread = ThreadPoolExecutor(1, "executor") if overlap else None
         self._submit = run_now if thread is None else thread.submit
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._changes = _RowChanges(self._executor)
@@ -272,6 +253,31 @@ class Engine:
         self._changes.pending = []  # nobody has a row
 
     # --- set-up and checks -------------------------------------------------------------------
+
+    def _new_executor(
+        self, model: ModelLike, platform: Platform, drafter: Drafter | None
+    ) -> Executor:
+        capacity = self.capacity
+        cache = KVCache(
+            model.kv_groups(),
+            num_blocks=capacity.num_blocks,
+            num_slots=capacity.num_slots,
+            dtype=model.numerics.torch_dtype,
+            device=platform.devices()[0],
+        )
+        invariant = model.numerics.batch_invariant
+        threads = self.config.threads or default_threads(model.spec, platform)
+        return Executor(
+            Runner(model, cache, platform, 1 if invariant else threads),
+            self._sampler,
+            self._grammars.rows,
+            drafter,
+            self._controller.confidences,
+            num_rows=capacity.num_slots,
+            max_tokens=capacity.max_model_len,
+            max_ngram=model.max_ngram,
+            row_multiple=INVARIANT_ROW_MULTIPLE if invariant else 1,
+        )
 
     def _new_scheduler(self) -> Scheduler:
         config, capacity = self.config, self.capacity

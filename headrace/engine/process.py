@@ -490,5 +490,6 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    counts: dict[str, Any] = {f.name: 0 for f in fields(EngineStats) if f.default is MISSING}
+    required = (field.name for field in fields(EngineStats) if field.default is MISSING)
+    counts: dict[str, Any] = dict.fromkeys(required, 0)
     return EngineStats(**counts)

@@ -1,8 +1,9 @@
 """What a step costs on this machine, measured before the first request.
 
 Contract: `measure_cost` runs the model on a small cache of its own: forward passes by rows and
-draft passes by requests, from one up, until all sizes or a time budget are used up; beyond the last size
-the curves go on as they ended. Only `adaptive` speculation needs it. Called by `engine/load.py`.
+draft passes by requests, from one up, until all sizes or a time budget are used up; beyond the last
+size the curves go on as they ended. Only `adaptive` speculation needs it. Called by
+`engine/load.py`.
 """
 
 from __future__ import annotations
