@@ -58,7 +58,8 @@ class DraftRows:
 class Drawn:
     """tokens: int64 [S], as in `SampledTokens`; a draft was accepted where it is the token.
     agreement: float64 [S], 1 - TV(p, q) of a checked row and its draft's distribution, NaN where
-    none is known; None: all rows are plainly greedy. processed: log probabilities of the rows that want processed ones.
+    none is known; None: all rows are plainly greedy. processed: log probabilities of the rows that
+    want processed ones.
     """
 
     tokens: Ids
