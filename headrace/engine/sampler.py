@@ -59,7 +59,8 @@ class DraftRows:
 class Drawn:
     """tokens: int64 [S], as in `SampledTokens`; a draft was accepted where it is the token.
     agreement: float64 [S], 1 - TV(p, q) of a checked row and its draft's distribution, NaN where
-    none is known; None: nowhere. processed: log probabilities of the rows that want processed ones.
+    none is known; None: all rows are plainly greedy. processed: log probabilities of the rows that
+    want processed ones.
     """
 
     tokens: Ids
@@ -126,6 +127,8 @@ def reported(
     logits: Tensor, state: SamplerState, rows: Ids, drawn: Drawn, emitted: Flags | None = None
 ) -> LogprobRows | None:
     """Log probabilities of the drawn tokens that want them, of the `emitted` rows [S] only."""
+    if drawn.agreement is None:  # plainly greedy rows that want nothing else
+        return None
     wanted = (state.flags[rows] & LOGPROBS) != 0
     if not wanted.any():
         return None
