@@ -9,6 +9,7 @@ is prepared in the background from the start. All methods are called by one thre
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -25,10 +26,9 @@ MAX_CACHED_GRAMMARS = 1024
 _MAX_CACHED_ERRORS = 256
 # Of the memory for masks, what one grammar may use; then it forgets and starts again.
 _GRAPH_SHARE = 4
-# Measured for small grammars of llguidance, whose size cannot be asked.
+# Measured for llguidance, whose grammars cannot be asked for their size: of any, and by its text.
 _COMPILED_BYTES = 200_000
-
-GrammarKey = tuple[GrammarKind, str]
+_BYTES_PER_CHARACTER = 40
 
 
 class GrammarTicket:
@@ -53,8 +53,9 @@ class GrammarTicket:
 class _Job:
     """One compilation."""
 
-    def __init__(self, key: GrammarKey) -> None:
-        self.key = key
+    def __init__(self, kind: GrammarKind, text: str) -> None:
+        self.kind = kind
+        self.text = text
         self.tickets: list[GrammarTicket] = []
         self.started_s = 0.0
         self.graph: StateGraph | None = None
@@ -87,9 +88,10 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self._threads = threads
         self._directory = directory
-        self._graphs: OrderedDict[GrammarKey, StateGraph] = OrderedDict()
-        self._errors: OrderedDict[GrammarKey, HeadraceError] = OrderedDict()
-        self._jobs: dict[GrammarKey, _Job] = {}
+        # By digest: a text may have a million characters.
+        self._graphs: OrderedDict[bytes, tuple[StateGraph, int]] = OrderedDict()  # with fixed bytes
+        self._errors: OrderedDict[bytes, HeadraceError] = OrderedDict()
+        self._jobs: dict[bytes, _Job] = {}
         self._queued: deque[_Job] = deque()
         self._running: list[_Job] = []
         # Guards what threads change: `finished` of jobs, `_given_up`.
@@ -101,17 +103,21 @@ class GrammarCompiler:
         self._failure: Exception | None = None
         _start(self._prepare, "grammar-vocabulary")
 
-    def open(self, kind: GrammarKind, text: str) -> GrammarTicket:
-        """A ticket for a grammar. Raises what is known to be wrong with it, or Overloaded."""
-        key, ticket = (kind, text), GrammarTicket()
+    def check(self, kind: GrammarKind, text: str) -> None:
+        """Raise what is known to be wrong with a grammar; nothing is compiled."""
+        key = _key(kind, text)
         error = self._errors.get(key)
         if error is not None:
             self._errors.move_to_end(key)
             raise type(error)(error.message, param=error.param)
-        graph = self._graphs.get(key)
-        if graph is not None:
+
+    def open(self, kind: GrammarKind, text: str) -> GrammarTicket:
+        """A ticket for a grammar. Raises what is known to be wrong with it, or Overloaded."""
+        self.check(kind, text)
+        key, ticket = _key(kind, text), GrammarTicket()
+        if key in self._graphs:
             self._graphs.move_to_end(key)
-            ticket.graph = graph
+            ticket.graph, _ = self._graphs[key]
             return ticket
         job = self._jobs.get(key)
         if job is None:
@@ -121,7 +127,7 @@ class GrammarCompiler:
                     "no new grammar is taken until one of them is done.",
                     retry_after_s=self._timeout_s,
                 )
-            job = self._jobs[key] = _Job(key)
+            job = self._jobs[key] = _Job(kind, text)
             self._queued.append(job)
         job.tickets.append(ticket)
         self._start_queued()
@@ -140,12 +146,11 @@ class GrammarCompiler:
                     self._given_up += 1
                     job.finished = True
                     job.error = InvalidGrammar(
-                        f"The {job.key[0]} grammar took longer than {self._timeout_s:g} s to "
+                        f"The {job.kind} grammar took longer than {self._timeout_s:g} s to "
                         "compile; make it smaller.",
                         param="grammar",
                     )
             self._running.remove(job)
-            del self._jobs[job.key]
             self._keep(job)
         self._start_queued()
 
@@ -158,19 +163,22 @@ class GrammarCompiler:
     # --- inside ------------------------------------------------------------------------------
 
     def _keep(self, job: _Job) -> None:
+        key = _key(job.kind, job.text)
+        del self._jobs[key]
         for ticket in job.tickets:
             ticket.graph, ticket.error = job.graph, job.error
         if isinstance(job.error, InvalidGrammar):
-            self._errors[job.key] = job.error
+            self._errors[key] = job.error
             if len(self._errors) > _MAX_CACHED_ERRORS:
                 self._errors.popitem(last=False)
         if job.graph is not None:
-            self._graphs[job.key] = job.graph
+            fixed_bytes = _COMPILED_BYTES + _BYTES_PER_CHARACTER * len(job.text)
+            self._graphs[key] = job.graph, fixed_bytes
         graphs = self._graphs
-        size = sum(_COMPILED_BYTES + graph.size_bytes for graph in graphs.values())
+        size = sum(fixed + graph.size_bytes for graph, fixed in graphs.values())
         while graphs and (size > self._cache_bytes or len(graphs) > MAX_CACHED_GRAMMARS):
-            _, oldest = graphs.popitem(last=False)
-            size -= _COMPILED_BYTES + oldest.size_bytes
+            _, (oldest, fixed) = graphs.popitem(last=False)
+            size -= fixed + oldest.size_bytes
 
     def _start_queued(self) -> None:
         while self._queued and len(self._running) < self._threads:
@@ -192,12 +200,12 @@ class GrammarCompiler:
         graph: StateGraph | None = None
         error: HeadraceError | None = None
         try:
-            graph = self._compile(*job.key)
+            graph = self._compile(job.kind, job.text)
         except HeadraceError as caught:
             error = caught
         except MatcherFailed as caught:
             error = InvalidGrammar(
-                f"The {job.key[0]} grammar allows no answer: {caught}.", param="grammar"
+                f"The {job.kind} grammar allows no answer: {caught}.", param="grammar"
             )
         except Exception as caught:  # a bug in a library must not end the engine
             error = InternalError(f"The grammar library failed: {caught}.")
@@ -226,6 +234,10 @@ class GrammarCompiler:
                 f"The {kind} grammar allows no answer: no token can begin one.", param="grammar"
             )
         return graph
+
+
+def _key(kind: GrammarKind, text: str) -> bytes:
+    return hashlib.sha256(f"{kind} {text}".encode()).digest()
 
 
 def _start(target: Callable[[], None], name: str) -> None:

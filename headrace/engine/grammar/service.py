@@ -60,7 +60,7 @@ class GrammarService:
             )
 
     def check(self, spec: GrammarSpec | None) -> None:
-        """Raise InvalidRequest for what this engine cannot do; nothing is compiled."""
+        """Raise what is known to be wrong with a grammar here; nothing is compiled."""
         if spec is None:
             return
         if self._compiler is None:
@@ -69,6 +69,7 @@ class GrammarService:
                 "tokenizer=Tokenizer.from_directory(...).",
                 param="grammar",
             )
+        self._compiler.check(spec.kind, spec.text)
         ids = (*spec.trigger_token_ids, spec.bound_token_id or 0)
         if max(ids) >= self._vocab_size:
             raise InvalidRequest(
