@@ -21,10 +21,12 @@ from headrace.ops.cpu.decode.arrays import Array, array, tensor
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention, indexer
 
-# Most numbers of the entries that are decoded at once (16 MB in fp32).
+# Most numbers of the entries that are decoded at once (16 MB in fp32), but for one tile's at least.
 _ENTRIES = 1 << 22
 # From so many distinct keys per key of a row on, the rows of a tile gather their own.
 _SHARED = 5
+# From so many heads on, the products of each row alone are as fast (docs/bench/prefill_ops.jsonl).
+_HEADS = 48
 # Longest range of numbers that is looked through instead of sorting them.
 _RANGE = 1 << 20
 # Scores of all heads made at once (1 MB in fp32).
@@ -61,7 +63,11 @@ def sparse_attention(
     scale: float,
 ) -> Tensor:
     """`reference.sparse_attention`; no row names a key twice."""
-    rows, _, width = q.shape
+    rows, heads, width = q.shape
+    if heads >= _HEADS:
+        return attention.sparse_attention(
+            q, window, window_index, entries, major, minor, sink, scale
+        )
     near, far = array(window_index), array(major)
     wanted = far.shape[1] if entries is not None else 0
     step = attention.ROW_TILE
