@@ -21,12 +21,12 @@ from headrace.ops.cpu.decode.arrays import Array, array, tensor
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention, indexer
 
-# Queries (rows times heads) of one tile.
-_QUERIES = 512
-# Most numbers of the entries that are decoded at once (16 MB in fp32).
+# Most numbers of the entries that are decoded at once (16 MB in fp32), but for one tile's at least.
 _ENTRIES = 1 << 22
 # From so many distinct keys per key of a row on, the rows of a tile gather their own.
 _SHARED = 5
+# From so many heads on, the products of each row alone are as fast (docs/bench/prefill_ops.jsonl).
+_HEADS = 48
 # Longest range of numbers that is looked through instead of sorting them.
 _RANGE = 1 << 20
 # Scores of all heads made at once (1 MB in fp32).
@@ -64,9 +64,13 @@ def sparse_attention(
 ) -> Tensor:
     """`reference.sparse_attention`; no row names a key twice."""
     rows, heads, width = q.shape
+    if heads >= _HEADS:
+        return attention.sparse_attention(
+            q, window, window_index, entries, major, minor, sink, scale
+        )
     near, far = array(window_index), array(major)
     wanted = far.shape[1] if entries is not None else 0
-    step = max(1, _QUERIES // heads)
+    step = attention.ROW_TILE
     at_once = max(1, _ENTRIES // max(1, wanted * width * step)) * step
     out = torch.empty_like(q)
     for first in range(0, rows, at_once):
@@ -145,9 +149,13 @@ def _attend(q: Tensor, found: list[_Keys], sink: Tensor, scale: float) -> Tensor
         start += size
     logits[..., -1] = sink
     logits.masked_fill_(torch.from_numpy(absent), -torch.inf)
-    weights = torch.softmax(logits, dim=-1)
+    # Divided at the end, as the reference does: rounding to codes follows its last bits.
+    weights = torch.sub(logits, logits.amax(-1, keepdim=True), out=logits).exp_()
+    total = weights.sum(-1, keepdim=True)
     out = found[0].sums(weights[..., : sizes[0]])
-    return out + found[1].sums(weights[..., sizes[0] : -1]) if sizes[1] else out
+    if sizes[1]:
+        out += found[1].sums(weights[..., sizes[0] : -1])
+    return out.div_(total)
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
