@@ -88,12 +88,7 @@ _Wire = OfficialRequest | ClientRequest
 
 def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) -> ConvertedRequest:
     """Body -> everything that later stages need."""
-    wire: _Wire
-    if options.official:
-        wire = decode_body(body, OfficialRequest)
-    else:
-        # clients: unread-fields. What is wrong with them is not looked for.
-        wire = decode_body(body, ClientRequest, exact=False)
+    wire = _wire(body, options)
     check_numbers(wire)
     thinking, effort = _thinking(wire, options)
     choice, allowed = read_choice(wire)
@@ -150,6 +145,13 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
         settings,
         _rules(rule, settled, settings),
     )
+
+
+def _wire(body: bytes | str | dict[str, Any], options: ConvertOptions) -> _Wire:
+    if options.official:
+        return decode_body(body, OfficialRequest)
+    # clients: unread-fields. What is wrong with them is not looked for.
+    return decode_body(body, ClientRequest, exact=False)
 
 
 def _rules(
