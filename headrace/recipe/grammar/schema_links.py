@@ -65,6 +65,7 @@ class _Links:
         self._types: dict[int, frozenset[str]] = {}
         self._multiples: dict[int, frozenset[int | float]] = {}
         self._variants: dict[int, int] = {}
+        self._patterns: dict[int, frozenset[str]] = {}
         self._comparisons = 0
         self._recursive = {
             name for name, node in definitions.items() if name in reachable(node, definitions)
@@ -172,6 +173,7 @@ class _Links:
             for entry in sources:
                 if _reference(entry) in self._recursive:
                     _fail(path, "a part that contains itself cannot be combined with more keywords")
+        self.name_patterns(node, path)
         values = _values(node)
         if values is not None and set(node) - {"type", "enum", "const"}:
             import jsonschema_rs  # heavy, and hardly any schema needs it
@@ -179,6 +181,27 @@ class _Links:
             valid = jsonschema_rs.validator_for({**node, "$defs": dict(self._definitions)}).is_valid
             if not any(map(valid, values)):
                 _fail(path, "none of the listed values meets the other conditions")
+
+    def name_patterns(self, node: Schema, path: str) -> frozenset[str]:
+        """Patterns of `patternProperties` that may hold together; refuse several."""
+        if not isinstance(node, dict):
+            return frozenset()
+        known = self._patterns.get(id(node))
+        if known is None:
+            own = set(node.get("patternProperties", ()))
+            if "$ref" in node:
+                own |= self.name_patterns(self._target(node), path)
+            for entry in node.get("allOf", ()):
+                own |= self.name_patterns(entry, path)
+            branches = [
+                self.name_patterns(entry, path)
+                for keyword in ("anyOf", "oneOf")
+                for entry in node.get(keyword, ())
+            ]
+            if any(len(own | branch) > 1 for branch in (own, *(b for b in branches if own))):
+                _fail(path, "several `patternProperties` are combined: a name may match several")
+            known = self._patterns[id(node)] = frozenset(own).union(*branches)
+        return known
 
     def types(self, node: Schema) -> frozenset[str]:
         """The types of values that may fit."""

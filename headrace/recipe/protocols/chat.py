@@ -32,6 +32,7 @@ from headrace.recipe.converted import (
 )
 from headrace.recipe.grammar.rules import (
     GUIDED_FIELDS,
+    AnswerRules,
     FormatRule,
     answer_rules,
     guided_rule,
@@ -87,12 +88,7 @@ _Wire = OfficialRequest | ClientRequest
 
 def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) -> ConvertedRequest:
     """Body -> everything that later stages need."""
-    wire: _Wire
-    if options.official:
-        wire = decode_body(body, OfficialRequest)
-    else:
-        # clients: unread-fields. What is wrong with them is not looked for.
-        wire = decode_body(body, ClientRequest, exact=False)
+    wire = _wire(body, options)
     check_numbers(wire)
     thinking, effort = _thinking(wire, options)
     choice, allowed = read_choice(wire)
@@ -113,10 +109,7 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
     stops = check_stops(wire.stop)
     _check_stream(wire)
     response_format, normalised = _response_format(form, options)
-    rule = None if options.official else _format_rule(wire, response_format, normalised)
-    if rule is not None and prefix is not None:
-        # The form would be that of the whole answer, whose beginning is given.
-        raise InvalidRequest(f"{rule.path}: cannot be used with prefix.", param=rule.path)
+    rule = None if options.official else _format_rule(wire, response_format, normalised, prefix)
     if settled.tools and options.official:
         # clients: strict-mixing. Beside other tools and any format.
         check_strict_mixing(settled.tools, has_response_format=form is not None)
@@ -150,13 +143,22 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
         ),
         bool(wire.stream),
         settings,
-        answer_rules(
-            rule,
-            settled.rules,
-            required=kind is _REQUIRED,
-            parallel=settings.parallel_tool_calls,
-        ),
+        _rules(rule, settled, settings),
     )
+
+
+def _wire(body: bytes | str | dict[str, Any], options: ConvertOptions) -> _Wire:
+    if options.official:
+        return decode_body(body, OfficialRequest)
+    # clients: unread-fields. What is wrong with them is not looked for.
+    return decode_body(body, ClientRequest, exact=False)
+
+
+def _rules(
+    rule: FormatRule | None, settled: SettledTools, settings: ChatSettings
+) -> AnswerRules | None:
+    required, parallel = settled.choice is _REQUIRED, settings.parallel_tool_calls
+    return answer_rules(rule, settled.rules, required=required, parallel=parallel)
 
 
 def _thinking(wire: _Wire, options: ConvertOptions) -> tuple[bool, ReasoningEffort | int | None]:
@@ -286,9 +288,20 @@ def _response_format(form: Format | None, options: ConvertOptions) -> tuple[Resp
 
 
 def _format_rule(
-    wire: _Wire, response_format: ResponseFormat, normalised: Any
+    wire: _Wire,
+    response_format: ResponseFormat,
+    normalised: Any,
+    prefix: AssistantMessage | None,
 ) -> FormatRule | None:
     """clients: guided. The form of the answer, also by the fields that vLLM has for it."""
+    rule = _given_rule(wire, response_format, normalised)
+    if rule is not None and prefix is not None:
+        # The form would be that of the whole answer, whose beginning is given.
+        raise InvalidRequest(f"{rule.path}: cannot be used with prefix.", param=rule.path)
+    return rule
+
+
+def _given_rule(wire: _Wire, response_format: ResponseFormat, normalised: Any) -> FormatRule | None:
     form, rule = wire.response_format, None
     if isinstance(form, JsonObjectFormat):
         rule = json_object_rule("response_format")

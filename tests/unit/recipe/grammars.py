@@ -54,20 +54,28 @@ def byte_vocabulary() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(tokens, [256], 256)))
 
 
+def compiled(
+    spec: GrammarSpec, vocabulary: llguidance.LLTokenizer | None = None
+) -> llguidance.LLMatcher:
+    """A matcher at the point from which the grammar holds; it may be in error."""
+    if spec.kind is GrammarKind.JSON_OBJECT:
+        text = 'start: %json {"type":"object"}'
+    elif spec.kind is GrammarKind.JSON_SCHEMA:
+        text = f"start: %json {spec.text}"
+    elif spec.kind is GrammarKind.REGEX:
+        text = f"start: TEXT\nTEXT: /{spec.text}/"
+    else:
+        text = spec.text
+    # As in the engine: masks hold all that is allowed, not only one spelling of what is certain.
+    text += '\n%llguidance {"no_forcing": true}\n'
+    return llguidance.LLMatcher(vocabulary or byte_vocabulary(), text, log_level=0)
+
+
 def matcher_of(
     spec: GrammarSpec, vocabulary: llguidance.LLTokenizer | None = None
 ) -> llguidance.LLMatcher:
-    """A matcher at the point from which the grammar holds. AssertionError when it is no grammar."""
-    text: str
-    if spec.kind is GrammarKind.JSON_OBJECT:
-        text = llguidance.LLMatcher.grammar_from_json_schema('{"type":"object"}')
-    elif spec.kind is GrammarKind.JSON_SCHEMA:
-        text = llguidance.LLMatcher.grammar_from_json_schema(spec.text)
-    elif spec.kind is GrammarKind.REGEX:
-        text = llguidance.LLMatcher.grammar_from_regex(spec.text)
-    else:
-        text = spec.text + '\n%llguidance {"no_forcing": true}\n'
-    matcher = llguidance.LLMatcher(vocabulary or byte_vocabulary(), text, log_level=0)
+    """The same; AssertionError when it is no grammar."""
+    matcher = compiled(spec, vocabulary)
     assert not matcher.is_error(), (matcher.get_error(), spec.text[:2000])
     return matcher
 
@@ -106,5 +114,5 @@ def random_answer(
             rest = mask >> start
             token = start + (rest & -rest).bit_length() - 1
         out.append(token)
-        assert copy.consume_token(out[-1])
+        assert copy.consume_token(token), (copy.get_error(), token, out)
     return None

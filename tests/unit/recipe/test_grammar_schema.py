@@ -83,6 +83,11 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"maxProperties": 0, "required": ["a"]}, ".maxProperties", "1 properties are required"),
     ({"properties": {"a": {}}, "maxProperties": 1}, ".maxProperties", "optional properties"),
     ({"patternProperties": {"^a": {}, "b$": {}}}, ".patternProperties", "more than one"),
+    (
+        {"patternProperties": {"^a": {}}, "allOf": [{"patternProperties": {"b$": {}}}]},
+        "",
+        "several `patternProperties`",
+    ),
     ({"anyOf": []}, ".anyOf", "at least one"),
     ({"anyOf": [False, False]}, ".anyOf", "none of the alternatives"),
     ({"allOf": [{}, False]}, ".allOf", "allows nothing"),
