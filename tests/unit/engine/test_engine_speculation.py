@@ -21,6 +21,7 @@ from headrace.errors import ConfigError, InternalError, InvalidRequest
 from headrace.kv.cache import KVCache
 from headrace.model.tiny import write_tiny
 from tests.equivalence.speculation import Oracle, serve
+from tests.unit.engine import fakes
 from tests.unit.engine.fakes import BACKTRACK, VOCAB, FakeModel
 
 CONFIG = EngineConfig(
@@ -89,7 +90,11 @@ def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str) -> No
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_choices_fork_from_a_prompt_whose_drafts_are_in_flight(overlap: bool) -> None:
+def test_choices_fork_from_a_prompt_whose_drafts_are_in_flight(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rings as short as drafts allow: a first choice that ran on would overwrite the others'."""
+    monkeypatch.setattr(fakes, "RING", fakes.WINDOW + 5)
     requests = [Request("a", ids(length, length), replace(FREE, n=4)) for length in (20,)]
     wanted, known = plain(requests)
     made = engine(overlap, "fixed:5", known)
