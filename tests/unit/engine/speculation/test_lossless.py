@@ -2,8 +2,8 @@
 
 Chi-square tests of single tokens and of pairs of consecutive ones against the exact distributions,
 at 0.001 for all of them together (Bonferroni), seeds fixed by the setting's name. Wrong acceptance
-rules must fail the same tests. The sweep draws 200,000 streams of every case
-(docs/bench/lossless.jsonl), other runs 5,000 of two drafters per setting and coupling.
+rules must fail the same tests. The sweep draws 200,000 streams of every case (those run so far are
+in docs/bench/lossless.jsonl), other runs 5,000 of two drafters per setting and coupling.
 """
 
 from __future__ import annotations
