@@ -137,7 +137,10 @@ class Answer:
 
     async def _next(self, timeout_s: float | None) -> TokenChunk | None:
         """The next chunk; a chunk that ends its choice badly is raised as its error."""
-        chunk = await self._generation.next(timeout_s)
+        try:
+            chunk = await self._generation.next(timeout_s)
+        except InvalidGrammar as error:
+            raise self._named(error) from None
         if chunk is None:
             return None
         if chunk.finish is FinishReason.ERROR:

@@ -53,9 +53,17 @@ _IPV6 = (
 )
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-_QUOTED = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\[\x20-\x7e])*"'
-_EMAIL = rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@(?:{_HOST}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_QTEXT = r"[\x20-\x21\x23-\x5b\x5d-\x7e]"
+# At most 64 characters in front of the @ and 253 behind it. Both limits hold by the numbers of
+# parts: long names with many parts are left out, since counting both would take an automaton that
+# the backend cannot build.
+_LOCAL = (
+    rf'(?:{_ATEXT}{{1,64}}|{_ATEXT}(?:\.?{_ATEXT}){{0,31}}|"(?:{_QTEXT}|\\[\x20-\x7e]){{0,31}}")'
+)
+_SHORT = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_DOMAIN = rf"(?:{_SHORT}(?:\.{_SHORT}){{0,6}}|{_LABEL}(?:\.{_LABEL}){{0,2}})"
+_EMAIL = rf"{_LOCAL}@(?:{_DOMAIN}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
 _PCT = r"%[0-9A-Fa-f]{2}"
 _UNRESERVED = r"-A-Za-z0-9._~!$&'()*+,;="
 _PCHAR = rf"(?:[{_UNRESERVED}:@]|{_PCT})"

@@ -117,7 +117,8 @@ class _Reader:
         if self._nodes > LIMITS.nodes:
             self.fail(self.document.path, f"the schema has more than {LIMITS.nodes} nodes")
         if depth > LIMITS.depth:
-            self.fail(path, f"the schema is nested deeper than {LIMITS.depth} levels")
+            # The path of the place itself would be as deep.
+            self.fail(self.document.path, f"the schema is nested deeper than {LIMITS.depth} levels")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):

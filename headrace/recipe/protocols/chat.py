@@ -62,7 +62,7 @@ from headrace.recipe.protocols.chat_wire import (
 from headrace.recipe.protocols.json_body import decode_body, read_json
 from headrace.recipe.protocols.models import resolve_model
 from headrace.recipe.protocols.sampling import check_stops
-from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
+from headrace.recipe.protocols.schema import check_response_schema, has_definitions
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import (
     SettledTools,
@@ -266,24 +266,12 @@ def _response_format(form: Format | None, options: ConvertOptions) -> tuple[Resp
     if not isinstance(form, JsonSchemaFormat):
         return _ANY_TEXT, None
     schema = read_json(form.json_schema.schema)
-    param = "response_format.json_schema.schema"
-    normalised = None
-    if form.json_schema.strict:
-        try:
-            normalised = normalise_strict(schema, top="response")
-        except InvalidRequest as error:
-            # clients: strict-schemas. What the official reader cannot take stands as written.
-            if options.official or not isinstance(schema, dict):
-                error.param = param
-                raise
-        if normalised is not None and not (has_definitions(schema) and not options.official):
-            return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
-        # clients: strict-schemas. Definitions are lost in it: the engine gets the original.
-    problem = check_schema(schema)
-    if problem is None:
-        return ResponseFormat(FormatKind.JSON_SCHEMA, schema), None
-    if normalised is None:
-        raise InvalidRequest(f"Invalid json schema: {problem}", param=param)
+    normalised = check_response_schema(
+        schema,
+        strict=bool(form.json_schema.strict),
+        official=options.official,
+        param="response_format.json_schema.schema",
+    )
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
 
 

@@ -56,7 +56,7 @@ from headrace.recipe.protocols.responses_tools import (
 )
 from headrace.recipe.protocols.responses_wire import WireResponses, WireText
 from headrace.recipe.protocols.sampling import resolve_sampling, shortest_f32
-from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
+from headrace.recipe.protocols.schema import check_response_schema, has_definitions
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import (
     check_strict_mixing,
@@ -88,7 +88,7 @@ def convert_responses(
     table, messages = _read_messages(wire, earlier, version, options, thinking=thinking)
     choice, candidates = read_choice(wire.tool_choice, table, options)
     tools, kind = settle_tools(candidates, choice, thinking=thinking, options=options)
-    format_, normalised = _response_format(wire, messages)
+    format_, normalised = _response_format(wire, messages, options)
     if options.official:
         # clients: strict-mixing. Beside other tools and any format.
         check_strict_mixing(tools, has_response_format=format_.kind is not FormatKind.TEXT)
@@ -280,7 +280,7 @@ def _with_kept_tools(
 
 
 def _response_format(
-    wire: WireResponses, messages: tuple[Message, ...]
+    wire: WireResponses, messages: tuple[Message, ...], options: ConvertOptions
 ) -> tuple[ResponseFormat, Any]:
     """The format, and the normalised schema of a strict one."""
     format_ = wire.text.format if wire.text is not None else UNSET
@@ -291,15 +291,9 @@ def _response_format(
             raise InvalidRequest(NO_JSON_WORD, param="input")
         return ResponseFormat(FormatKind.JSON_OBJECT), None
     schema = read_json(format_.schema)
-    normalised = None
-    try:
-        if format_.strict:
-            normalised = normalise_strict(schema, top="response")
-        elif (problem := check_schema(schema)) is not None:
-            raise InvalidRequest(f"Invalid json schema: {problem}")
-    except InvalidRequest as error:
-        error.param = error.param or "text.format.schema"
-        raise
+    normalised = check_response_schema(
+        schema, strict=bool(format_.strict), official=options.official, param="text.format.schema"
+    )
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
 
 

@@ -56,6 +56,26 @@ def normalise_strict(schema: Any, *, top: Literal["tool", "response"]) -> Any:
     return node
 
 
+def check_response_schema(schema: Any, *, strict: bool, official: bool, param: str) -> Any:
+    """The normal form of a strict schema for an answer, else None; InvalidRequest for no schema."""
+    normalised = None
+    if strict:
+        try:
+            normalised = normalise_strict(schema, top="response")
+        except InvalidRequest as error:
+            # clients: strict-schemas. What the official reader cannot take stands as written.
+            if official or not isinstance(schema, dict):
+                error.param = error.param or param
+                raise
+        if normalised is not None and (official or not has_definitions(schema)):
+            return normalised
+        # clients: strict-schemas. Definitions are lost in it: the engine gets the original.
+    problem = check_schema(schema)
+    if problem is not None and normalised is None:
+        raise InvalidRequest(f"Invalid json schema: {problem}", param=param)
+    return None if problem is None else normalised
+
+
 def has_definitions(schema: Any) -> bool:
     """Whether references may point into parts that the normal form does not keep."""
     return isinstance(schema, dict) and ("$defs" in schema or "definitions" in schema)
