@@ -58,7 +58,7 @@ def edited(
         (index, state.edits[int(rows[index])])
         for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
     ]
-    if not entries:
+    if not entries and masks is None:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     _penalise(logits, entries, prefixes)

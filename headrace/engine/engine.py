@@ -2,7 +2,7 @@
 
 Contract: `add` validates and queues, `step` runs a step (plan; rows, model, sampler, drafts on the
 executor; commit), `abort` frees at once. A request's tokens do not depend on what runs beside it,
-on chunking, preemption, drafts or overlap (docs/decisions/0015-overlapped-loop.md). Blocking,
+on chunking, preemption, drafts or overlap (docs/decisions/0012-overlapped-loop.md). Blocking,
 `step` launches a step and waits for it; overlapped, it launches one and takes the results of the
 one before, which the executor thread has run meanwhile. One thread calls it: `LLM` in process, the
 engine host in its own process. When a step raises, the requests keep all that they were given;

@@ -37,13 +37,15 @@ def test_a_line_may_offer_tools(case: Case) -> None:
     assert "weather" in prompt
 
 
-def test_tools_that_nobody_can_enforce_are_refused(case: Case) -> None:
+def test_a_demanded_call_is_a_grammar_and_tools_need_messages(case: Case) -> None:
     ask = {"messages": [{"role": "user", "content": "Hello"}], "tools": [TOOL]}
     case.write(
         {"id": "required", **ask, "tool_choice": "required"},
         {"id": "prompt", "prompt": "Hello", "tools": [TOOL]},
     )
-    assert case.run(case.engine()) == 1
+    engine = case.engine()
+    assert case.run(engine) == 1
     answers = case.answers()
-    assert answers["required"]["error"]["param"] == "tool_choice"
+    assert engine.requests[0].sampling.grammar is not None
+    assert "error" not in answers["required"]
     assert "need messages" in answers["prompt"]["error"]["message"]

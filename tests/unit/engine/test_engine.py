@@ -268,8 +268,8 @@ def test_configs_that_do_not_fit(changes: dict[str, int], field: str, message: s
 
 
 def test_sizes_follow_from_memory() -> None:
-    # A block is 128 rows of 2 fp64 numbers; 39 slots of 7 such rows, padded to 128 bytes.
-    budget = 39 * 128 + 5 * 2048
+    # A block is 128 rows of 2 fp64 numbers; 39 slots of 11 such rows, padded to 192 bytes.
+    budget = 39 * 192 + 5 * 2048
     engine = Engine(replace(CONFIG, num_blocks=None, kv_memory_bytes=budget), FakeModel())
     assert engine.capacity.num_slots == 39
     assert (engine.capacity.num_blocks, engine.max_model_len) == (5, 512)

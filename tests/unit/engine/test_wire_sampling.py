@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.core.request import Request
 from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams, StopScope
 from headrace.engine import wire
@@ -39,6 +40,7 @@ EVERYTHING = SamplingParams(
     logprobs_mode=LogprobsMode.PROCESSED,
     prompt_logprobs=2,
     coupling=Coupling.MAXIMAL,
+    grammar=GrammarSpec(GrammarKind.REGEX, "a+", trigger_token_ids=(5, 6), bound_token_id=7),
 )
 
 

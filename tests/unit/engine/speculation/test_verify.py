@@ -11,6 +11,7 @@ import torch
 
 from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams
 from headrace.engine.edits import Prefixes, edited
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.plan import NO_TOKEN_DRAWN
 from headrace.engine.sampler import sample
 from headrace.engine.sampling_state import SamplerState
@@ -222,7 +223,7 @@ def test_masks_are_of_each_row(coupling: Coupling, temperature: float) -> None:
     allowed = [[31], [63, 96], [0], [], list(range(VOCAB))]
     logits = torch.stack([model([4, n]) for n in range(5)])
     before = logits.clone()
-    masks = torch.from_numpy(np.stack([mask_of(ids) for ids in allowed]))
+    masks = Masks(np.arange(5), np.stack([mask_of(ids) for ids in allowed]))
     drafts = np.array([31, -1, 0, 5, -1])
     rows = VerifyRows(np.array([1, 2]), np.array([9, 9]), np.array([2, 3]), drafts)
     verified = verify(logits, state_of([Row(params), Row(params)], VOCAB), rows, masks=masks)
