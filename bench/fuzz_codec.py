@@ -72,6 +72,7 @@ class Fuzz:
         self.counts: Counter[str] = Counter()
         self.failures: list[dict[str, Any]] = []
         self.slowest: dict[str, Any] = {"ms": 0.0}
+        self.no_grammar = False  # whether the last refusal was one of the grammar maker
         self.tokenizer = tokenizer or find_tokenizer(GOLDEN)
         self.added = self.tokenizer.added
         self.controls = frozenset(self.added.values())
@@ -140,7 +141,9 @@ class Fuzz:
             converted = self._converted(protocol, body, options)
             prompts[level] = None if converted is None else self._encoded(converted, options)
         official = prompts[Level.OFFICIAL]
-        if official is not None and official != prompts[Level.CLIENTS]:
+        if official is not None and prompts[Level.CLIENTS] is None and self.no_grammar:
+            self.counts["grammars that cannot be enforced"] += 1
+        elif official is not None and official != prompts[Level.CLIENTS]:
             text = body.decode("utf-8", "replace")
             if not any(name in text for name in CLIENT_FIELDS):
                 kind = "refuses" if prompts[Level.CLIENTS] is None else "another prompt for"
@@ -157,6 +160,8 @@ class Fuzz:
             if not error.message or error.http_status != 400:
                 raise Violation(f"an error without text or status: {error!r}") from error
             self.counts["refused"] += 1
+            # Only `clients` makes grammars, and says what they cannot enforce.
+            self.no_grammar = _made_by_grammars(error)
             return None
         self.counts["accepted"] += 1
         return converted
@@ -299,6 +304,11 @@ def _pair(one: Any, other: Any) -> str:
 def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " < ".join(f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in reversed(frames))
+
+
+def _made_by_grammars(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("recipe/grammar" in frame.filename for frame in frames)
 
 
 def _hangs(number: int, frame: FrameType | None) -> None:

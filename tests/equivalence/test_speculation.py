@@ -263,7 +263,7 @@ def test_a_perfect_drafter_is_always_right(
     oracle = Oracle("perfect", DRAFTS, vocab_size, known)
     engine = built.engine(oracle, speculation="fixed:5", overlap=overlap, max_num_batched_tokens=96)
     for again in range(2):  # the second time from the cache
-        preempt = {7: "r0", 8: "r1"} if again else None
+        preempt = {5: "r0", 6: "r1"} if again else None
         assert serve(engine, free, preempt=preempt) == cold
     stats = engine.stats()
     assert stats.prefix_hit_tokens > 0 and stats.preemptions == 2

@@ -28,7 +28,7 @@ class Mode(StrEnum):
 class Limits:
     """Upper limits of a schema; the costs behind them are those of compiling, measured."""
 
-    bytes: int = 262_144  # of its normal form
+    bytes: int = 524_288  # of its normal form
     depth: int = 64  # levels, and references that lead directly to references
     nodes: int = 10_000
     definitions: int = 500  # that are referenced
