@@ -36,15 +36,22 @@ class Saved:
 
 
 def save_parts(
-    directory: Path, masters: Mapping[str, Tensor], spec: ModelSpec, meta: Mapping[str, Any]
+    directory: Path,
+    masters: Mapping[str, Tensor],
+    spec: ModelSpec,
+    meta: Mapping[str, Any],
+    draft: bool = False,
 ) -> None:
-    """Write the parts; a directory without meta.json is none, so it is written last."""
+    """Write the parts; a directory without meta.json is none, so it is written last.
+
+    draft: the masters are those of the draft module.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / META).unlink(missing_ok=True)
     f32 = ("hc_", "attn_sink", "gate.bias")
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, master in official(masters, spec).items():
+    for name, master in official(masters, spec, draft).items():
         keep = any(mark in name for mark in f32)
         tensor = master.detach().to("cpu", torch.float32 if keep else torch.bfloat16).contiguous()
         bytes_ = tensor.numel() * tensor.element_size()
@@ -74,12 +81,14 @@ def save_full(
     os.replace(temporary, directory / FULL)
 
 
-def load_latest(directories: Sequence[Path], spec: ModelSpec) -> Saved | None:
+def load_latest(
+    directories: Sequence[Path], spec: ModelSpec, draft: bool = False
+) -> Saved | None:
     """The checkpoint with the most steps of those that exist; a full one wins a tie."""
     best: Saved | None = None
     for directory in directories:
         for load in (_load_full, _load_parts):
-            found = load(directory, spec)
+            found = load(directory, spec, draft)
             if found is not None and (best is None or _worth(found) > _worth(best)):
                 best = found
     return best
@@ -89,7 +98,7 @@ def _worth(saved: Saved) -> tuple[int, bool]:
     return saved.meta["step"], saved.optimiser is not None
 
 
-def _load_full(directory: Path, spec: ModelSpec) -> Saved | None:
+def _load_full(directory: Path, spec: ModelSpec, draft: bool) -> Saved | None:
     path = directory / FULL
     if not path.exists():
         return None
@@ -97,7 +106,7 @@ def _load_full(directory: Path, spec: ModelSpec) -> Saved | None:
     return Saved(read["masters"], read["meta"], read["optimiser"])
 
 
-def _load_parts(directory: Path, spec: ModelSpec) -> Saved | None:
+def _load_parts(directory: Path, spec: ModelSpec, draft: bool) -> Saved | None:
     path = directory / META
     if not path.exists():
         return None
@@ -105,4 +114,4 @@ def _load_parts(directory: Path, spec: ModelSpec) -> Saved | None:
     tensors: dict[str, Tensor] = {}
     for number in range(meta["parts"]):
         tensors |= load_file(directory / f"part-{number}.safetensors")
-    return Saved(from_official(tensors, spec), meta)
+    return Saved(from_official(tensors, spec, draft), meta)

@@ -21,7 +21,7 @@ from headrace.model.spec import ModelSpec, QuantSpec
 from headrace.model.stored_formats import GROUP, encode_fp4, encode_fp8
 from headrace.model.weight_plan import TensorSpec, effective_kind, scale_name
 from train.checkpoint import load_latest
-from train.parameters import backbone_plan, official
+from train.parameters import official, plan
 
 PART_BYTES = 15 * 2**20
 
@@ -53,7 +53,7 @@ def export(
     spec = ModelSpec.from_config(config)
     numbers = official(masters, spec)
     tensors: dict[str, Tensor] = {}
-    for tensor in backbone_plan(spec):
+    for tensor in plan(spec):
         tensors |= stored(tensor, numbers[tensor.name].detach().cpu(), spec.quant)
     tensors |= dict(extra or {})
     directory.mkdir(parents=True, exist_ok=True)
