@@ -1,7 +1,8 @@
 """Masters -> a checkpoint directory in the official quantised layout, in files of <= 15 MiB.
 
 `python -m train.export CHECKPOINT OUT` writes config.json, tokenizer.json and the weight files that
-`headrace` loads like any other checkpoint, and prints their sizes.
+`headrace` loads like any other checkpoint. `python -m train.export TARGET DRAFT OUT` adds a trained
+draft module to an exported checkpoint (OUT may be TARGET). Both print the sizes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,7 +22,8 @@ from headrace.core.files import INDEX_FILE, SINGLE_FILE
 from headrace.model.spec import ModelSpec, QuantSpec
 from headrace.model.stored_formats import GROUP, encode_fp4, encode_fp8
 from headrace.model.weight_plan import TensorSpec, effective_kind, scale_name
-from train.checkpoint import load_latest
+from train.checkpoint import Saved, load_latest
+from train.config import with_draft, without_draft
 from train.parameters import official, plan
 
 PART_BYTES = 15 * 2**20
@@ -28,8 +31,6 @@ PART_BYTES = 15 * 2**20
 
 def stored(tensor: TensorSpec, numbers: Tensor, quant: QuantSpec | None) -> dict[str, Tensor]:
     """What goes into the file for one tensor."""
-    import torch
-
     kind = effective_kind(tensor.kind, quant)
     if kind == "f32":
         return {tensor.name: numbers.float().contiguous()}
@@ -42,32 +43,68 @@ def stored(tensor: TensorSpec, numbers: Tensor, quant: QuantSpec | None) -> dict
     return {tensor.name: codes, scale_name(tensor.name): scales}
 
 
-def export(
-    masters: Mapping[str, Tensor],
-    config: Mapping[str, Any],
-    tokenizer_json: Path,
-    directory: Path,
-    extra: Mapping[str, Tensor] | None = None,
-) -> list[Path]:
-    """Write the checkpoint; returns its files. extra: stored tensors to add (mtp.*)."""
-    spec = ModelSpec.from_config(config)
-    numbers = official(masters, spec)
+def encoded(
+    masters: Mapping[str, Tensor], spec: ModelSpec, draft: bool = False
+) -> dict[str, Tensor]:
+    """The masters of the model or of its draft module in their stored formats, by stored name."""
+    numbers = official(masters, spec, draft)
     tensors: dict[str, Tensor] = {}
-    for tensor in plan(spec):
+    for tensor in plan(spec, draft):
         tensors |= stored(tensor, numbers[tensor.name].detach().cpu(), spec.quant)
-    tensors |= dict(extra or {})
+    return tensors
+
+
+def export(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], tokenizer_json: Path, directory: Path
+) -> list[Path]:
+    """Write the checkpoint of stored tensors; returns its files."""
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.glob("model*.safetensors*"):
         old.unlink()
     files = _write(directory, tensors)
     if tokenizer_json.resolve() != (directory / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer_json, directory / "tokenizer.json")
-    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
-    (directory / "config.json").write_text(text, encoding="utf-8")
+    write_config(config, directory)
     return [*files, directory / "tokenizer.json", directory / "config.json"]
 
 
-def _write(directory: Path, tensors: dict[str, Tensor]) -> list[Path]:
+def write_config(config: Mapping[str, Any], directory: Path) -> None:
+    """config.json."""
+    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
+
+
+def read_stored(directory: Path) -> dict[str, Tensor]:
+    """The stored tensors of an exported checkpoint without its draft module, in memory."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("model*.safetensors")):
+        tensors |= load_file(file)
+    # Copies: the files may be written over.
+    return {name: x.clone() for name, x in tensors.items() if not name.startswith("mtp.")}
+
+
+def add_draft(target: Path, draft: Path, out: Path) -> list[Path]:
+    """Write `target` with the draft module of the training checkpoint `draft` to `out`.
+
+    Confidence temperatures are left to `train.draft_eval --calibrate`.
+    """
+    tokenizer = target / "tokenizer.json"
+    stored_config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config = with_draft(stored_config, tokenizer)
+    spec = ModelSpec.from_config(config)
+    found = _loaded(draft, spec, draft=True)
+    tensors = read_stored(target) | encoded(found.masters, spec, draft=True)
+    return export(tensors, config, tokenizer, out)
+
+
+def _loaded(directory: Path, spec: ModelSpec, draft: bool = False) -> Saved:
+    found = load_latest([directory], spec, draft)
+    if found is None:
+        raise SystemExit(f"{directory} holds no checkpoint.")
+    return found
+
+
+def _write(directory: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -96,20 +133,21 @@ def _write(directory: Path, tensors: dict[str, Tensor]) -> list[Path]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("source", type=Path, help="CHECKPOINT, or TARGET where DRAFT follows")
+    parser.add_argument("draft", type=Path, nargs="?")
     parser.add_argument("out", type=Path)
     parser.add_argument("--config", type=Path, default=Path("headrace/assets/tiny/config.json"))
     parser.add_argument(
         "--tokenizer", type=Path, default=Path("headrace/assets/tiny/tokenizer.json")
     )
-    parser.add_argument("--extra", type=Path, help="safetensors with mtp.* tensors")
     given = parser.parse_args()
-    config = json.loads(given.config.read_text(encoding="utf-8"))
-    found = load_latest([given.checkpoint], ModelSpec.from_config(config))
-    if found is None:
-        raise SystemExit(f"{given.checkpoint} holds no checkpoint.")
-    extra = load_file(given.extra) if given.extra else None
-    files = export(found.masters, config, given.tokenizer, given.out, extra)
+    if given.draft is not None:
+        files = add_draft(given.source, given.draft, given.out)
+    else:
+        config = without_draft(json.loads(given.config.read_text(encoding="utf-8")))
+        spec = ModelSpec.from_config(config)
+        tensors = encoded(_loaded(given.source, spec).masters, spec)
+        files = export(tensors, config, given.tokenizer, given.out)
     for file in files:
         print(f"{file.stat().st_size:>10} {file}")
     print(f"{sum(file.stat().st_size for file in files):>10} in all")
