@@ -52,9 +52,7 @@ def fit_temperatures(confidence: Numbers, accepted: Flags, observed: Flags) -> l
     before = np.ones(len(confidence))
     for place in range(confidence.shape[1]):
         seen = observed[:, place]
-        products = [
-            before * survival(confidence[:, place : place + 1], [t])[:, 0] for t in GRID
-        ]
+        products = [before * survival(confidence[:, place : place + 1], [t])[:, 0] for t in GRID]
         errors = [calibration_error(p[seen], accepted[seen, place]) for p in products]
         best = int(np.argmin(errors))
         before = products[best]
@@ -70,7 +68,6 @@ def survival_error(
     predicted = survival(confidence, temperatures)
     places = range(confidence.shape[1])
     single = [
-        calibration_error(predicted[observed[:, k], k], accepted[observed[:, k], k])
-        for k in places
+        calibration_error(predicted[observed[:, k], k], accepted[observed[:, k], k]) for k in places
     ]
     return calibration_error(predicted[observed], accepted[observed]), single

@@ -81,9 +81,7 @@ def save_full(
     os.replace(temporary, directory / FULL)
 
 
-def load_latest(
-    directories: Sequence[Path], spec: ModelSpec, draft: bool = False
-) -> Saved | None:
+def load_latest(directories: Sequence[Path], spec: ModelSpec, draft: bool = False) -> Saved | None:
     """The checkpoint with the most steps of those that exist; a full one wins a tie."""
     best: Saved | None = None
     for directory in directories:

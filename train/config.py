@@ -120,9 +120,7 @@ def make_config(tokenizer_json: Path, *, draft: bool = False, **changes: Any) ->
     return with_draft(config, tokenizer_json) if draft else config
 
 
-def with_draft(
-    config: Mapping[str, Any], tokenizer_json: Path, **changes: Any
-) -> dict[str, Any]:
+def with_draft(config: Mapping[str, Any], tokenizer_json: Path, **changes: Any) -> dict[str, Any]:
     """The config with the fields of a draft module. changes: of these."""
     draft = {**_DRAFT, **changes}
     draft["dspark_noise_token_id"] = load_tokenizer(tokenizer_json).token_to_id(NOISE)

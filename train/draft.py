@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -35,24 +35,26 @@ from train.loader import Stream
 from train.optimiser import Optimiser, balance
 from train.target import Target, TargetRows
 
-LOG_EVERY = 20
+LOG_EVERY = 60
 SAVE_SECONDS = 90
 # Shares of the losses (cross-entropy, distance to the target's distribution, confidence) and how
 # fast the weight of later places falls.
 SHARES = (0.1, 0.9, 1.0)
 PLACE_DECAY = 4.0
-WARMUP = 0.04
-ROUNDED_FROM = 0.5
+WARMUP_STEPS = 100
+ROUNDED_FROM = 0.5  # share of the recipe
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a checkpoint's meta.json holds. seconds: spent training, over all calls."""
+    """What a checkpoint's meta.json holds. seconds: spent training, over all calls. batch: the
+    next one of the data. fresh_since: step at which the optimiser knew nothing."""
 
     step: int = 0
     seconds: float = 0.0
     anchors: int = 0
     batch: int = 0
+    fresh_since: int = 0
 
 
 @dataclass(slots=True)
@@ -82,11 +84,12 @@ def total_loss(judged: Judged, counts: Tensor) -> Tensor:
     )
 
 
-def rate_at(progress: float) -> float:
-    """Linear warm-up, then a cosine to 0 at progress 1."""
-    if progress < WARMUP:
-        return max(0.02, progress / WARMUP)
-    return max(0.01, 0.5 + 0.5 * math.cos(math.pi * (progress - WARMUP) / (1 - WARMUP)))
+def rate_at(progress: float, steps: int) -> float:
+    """A cosine from 1 to 0 over the recipe, with a warm-up by steps since the optimiser is fresh
+    (seconds would count compilation)."""
+    return min(1.0, (steps + 1) / WARMUP_STEPS) * max(
+        0.01, 0.5 + 0.5 * math.cos(math.pi * progress)
+    )
 
 
 class DraftTrainer:
@@ -114,6 +117,9 @@ class DraftTrainer:
             masters = found.masters
             known = {f.name for f in fields(Counters)}
             self.counters = Counters(**{k: v for k, v in found.meta.items() if k in known})
+            if found.optimiser is None:
+                self.counters.fresh_since = self.counters.step
+            say(resumed=self.counters.step, with_optimiser=found.optimiser is not None)
         self.masters = {n: m.detach().to(self.device).float() for n, m in masters.items()}
         self.optimiser = Optimiser(self.masters, self.spec)
         if found is not None and found.optimiser is not None:
@@ -182,9 +188,7 @@ class DraftTrainer:
             self.counters.step += 1
             self.counters.anchors += len(anchors)
 
-    def _learn(
-        self, rows: TargetRows, blocks: Blocks, anchors: Tensor, progress: float
-    ) -> None:
+    def _learn(self, rows: TargetRows, blocks: Blocks, anchors: Tensor, progress: float) -> None:
         p = parameters.working(
             self.masters, self.kinds, self.dtype, quantised=progress >= ROUNDED_FROM
         )
@@ -204,7 +208,7 @@ class DraftTrainer:
         loss = total_loss(judged, blocks.counts)
         loss.backward()
         self._clip()
-        rate = rate_at(progress)
+        rate = rate_at(progress, self.counters.step - self.counters.fresh_since)
         self.optimiser.step(rate)
         balance(self.masters, drafted.loads, min(1.0, rate), "mtp")
         self._account(loss, judged, blocks, rows.families.flatten()[anchors], drafted.loads)
@@ -252,7 +256,7 @@ class DraftTrainer:
     def write_log(self, progress: float, seconds: float) -> bool:
         """One line of the log; whether the losses are finite."""
         sums = self.sums
-        counts, *shares = (sums.places / sums.places[0].clamp_min(1.0)).tolist()
+        shares = (sums.places[1:] / sums.places[0].clamp_min(1.0)).tolist()
         lengths = (sums.lengths[0] / sums.lengths[1].clamp_min(1.0)).tolist()
         loss = float(torch.stack(sums.losses).mean())
         names = zip(FAMILY_NAMES, lengths, sums.lengths[1].tolist(), strict=True)
@@ -305,6 +309,7 @@ class DraftTrainer:
         self.counters.seconds = before + time.monotonic() - started
         if healthy:
             self.save()
+        self.log.close()
         say(done=True, healthy=healthy, **asdict(self.counters))
         return healthy
 
@@ -314,7 +319,7 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, required=True)
@@ -332,11 +337,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=139264, help="that the target reads at once")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--anchors", type=int, default=4096, help="of a step")
-    parser.add_argument("--groups", type=int, default=3, help="steps on one batch")
+    parser.add_argument("--groups", type=int, default=6, help="steps on one batch")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-compile", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     given.total = given.total or given.seconds
     return given
 

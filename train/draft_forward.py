@@ -1,9 +1,9 @@
 """The training forward of a draft module: many blocks of packed rows at once, differentiable.
 
-A block is what the product drafts in one round: an anchor (the newest token) and noise tokens, which
-see the target's rows before the anchor, at most a window of them, and each other. A stage is a layer
-of `train.forward` but for its keys; `tests/unit/train/test_draft_forward.py` holds the whole to
-`headrace.model.deepseek.dspark`.
+A block is what the product drafts in one round: an anchor (the newest token) and noise tokens,
+which see the target's rows before the anchor, at most a window of them, and each other. A stage is
+a layer of `train.forward` but for its keys; `tests/unit/train/test_draft_forward.py` holds the
+whole to `headrace.model.deepseek.dspark`.
 """
 
 from __future__ import annotations
@@ -72,13 +72,12 @@ class DraftForward:
     ) -> None:
         self.spec = spec
         self.draft = draft_spec(spec)
-        experts = {
-            "num_experts": self.draft.num_experts,
-            "experts_per_token": self.draft.experts_per_token,
-        }
-        self._layer = Forward(
-            replace(spec, **experts), fused_sinkhorn=fused_sinkhorn, compiled=compiled
+        narrow = replace(
+            spec,
+            num_experts=self.draft.num_experts,
+            experts_per_token=self.draft.experts_per_token,
         )
+        self._layer = Forward(narrow, fused_sinkhorn=fused_sinkhorn, compiled=compiled)
 
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, dynamic=False) if compiled else function
@@ -136,7 +135,9 @@ class DraftForward:
         key = norm_rope(linear(x, wkv), norm, self.spec.rms_eps, turn)
         return quantise.fp8_groups(key) if rounded else key
 
-    def attend(self, q: Tensor, context: Tensor, own: Tensor, exists: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, context: Tensor, own: Tensor, exists: Tensor, sink: Tensor
+    ) -> Tensor:
         """q [A, n, H, d] over context [A, W, d] where `exists` and own [A, n, d] -> [A * n, H, d].
 
         All rows of a block see the same keys, so that they count as further heads.
@@ -178,9 +179,12 @@ def judge(
     """
     before = torch.nn.functional.embedding(previous, p[stage + "markov_head.embed.weight"])
     normed = rms_norm(hidden, p[stage + "norm.weight"], eps)
-    logits = wide(linear(normed, head)) + wide(linear(before, p[stage + "markov_head.head.weight"]))
+    # Products in fp32: a logit rounded to bf16 is off by more than drafts and target differ.
+    head = wide(head)
+    logits = linear(wide(normed), head)
+    logits = logits + linear(wide(before), wide(p[stage + "markov_head.head.weight"]))
     with torch.no_grad():
-        wanted = wide(linear(target_hidden, head))
+        wanted = linear(wide(target_hidden), head)
         right = wanted.argmax(-1) == logits.argmax(-1)
         wanted = torch.softmax(wanted, -1)
     log_p = torch.log_softmax(logits, -1)

@@ -87,9 +87,7 @@ def _initial_streams(spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Tens
     return base
 
 
-def official(
-    parameters: Mapping[str, Tensor], spec: ModelSpec, draft: bool = False
-) -> Parameters:
+def official(parameters: Mapping[str, Tensor], spec: ModelSpec, draft: bool = False) -> Parameters:
     """The same numbers under the official names."""
     result = {}
     for tensor in plan(spec, draft):

@@ -86,7 +86,8 @@ def probabilities(logits: Tensor, temperature: float) -> Numbers:
     """fp64 [n, V]; at temperature 0 all on the lowest id of the highest logits."""
     if temperature == 0.0:
         return np.eye(logits.shape[-1])[logits.argmax(-1).numpy()]
-    return torch.softmax(logits.double() / temperature, -1).numpy()
+    p: Numbers = torch.softmax(logits.double() / temperature, -1).numpy()
+    return p
 
 
 class Player:
@@ -200,7 +201,6 @@ class Player:
             if place == n or token != one.drafts[place]:
                 break
         held = len(tokens) - 1
-        drafts = one.drafts.tolist()
         over = tokens.index(eos) if eos in tokens else n
         emitted = tokens[: min(over + 1, one.left)]
         places = np.arange(n)
@@ -213,7 +213,6 @@ class Player:
             confidence=one.confidence,
             overlap=overlap,
         )
-        assert drafts[:held] == tokens[:held]
         self._append(one, emitted)
         return found
 
