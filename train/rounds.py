@@ -85,9 +85,11 @@ def noise(seed: int, position: int, vocabulary: int) -> Numbers:
 def probabilities(logits: Tensor, temperature: float) -> Numbers:
     """fp64 [n, V]; at temperature 0 all on the lowest id of the highest logits."""
     if temperature == 0.0:
-        return np.eye(logits.shape[-1])[logits.argmax(-1).numpy()]
-    p: Numbers = torch.softmax(logits.double() / temperature, -1).numpy()
-    return p
+        p = torch.zeros(logits.shape, dtype=torch.float64)
+        p.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    else:
+        p = torch.softmax(logits.double() / temperature, -1)
+    return np.asarray(p.numpy())
 
 
 class Player:
