@@ -21,7 +21,7 @@ from train.anchors import BlockMaker
 from train.config import make_config, with_draft, without_draft
 from train.draft import DraftTrainer, arguments, rate_at, total_loss
 from train.draft_forward import Judged
-from train.export import add_draft
+from train.export import add_draft, read_stored
 from train.parameters import plan
 from train.rounds import Player
 
@@ -70,6 +70,7 @@ def test_the_exported_draft_is_loaded_and_drafts(
     for name, tensor in given.items():
         if not name.startswith("mtp."):
             assert torch.equal(made[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    assert read_stored(tmp_path).keys() == {x for x in given if not x.startswith("mtp.")}
     model = load_model(tmp_path, Numerics(), with_draft=True)
     asked = draft_eval.chats(tmp_path / "tokenizer.json", 10**9, 1)[-2:]
     asked = [replace(chat, limit=6) for chat in asked]

@@ -81,20 +81,21 @@ def test_streams_are_those_without_speculation(model: Model, temperature: float)
     assert held == set(range(player.count + 1))
 
 
-def test_the_answer_ends_inside_a_round(model: Model) -> None:
+def test_the_answer_ends_inside_a_round(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = chats()[1]
     answer = one_by_one(model, chat, 0.0)
-    ends = next(n for n, token in enumerate(answer) if n >= 4 and token not in answer[:n])
-    before = model.spec
-    model.spec = replace(before, eos_id=answer[ends])
-    try:
+    behind = 0
+    for end in [n for n, token in enumerate(answer) if n and token not in answer[:n]]:
+        monkeypatch.setattr(model, "spec", replace(model.spec, eos_id=answer[end]))
         player = Recorder(model, 0.0, "gumbel", 1, oracle={chat.seed: answer})
-        rounds = list(player.play([chat]))
-    finally:
-        model.spec = before
-    assert player.answers[chat.seed] == answer[: ends + 1]
-    last = rounds[-1]
-    assert last.ended and int(last.observed.sum()) <= player.count
+        *others, last = player.play([chat])
+        assert player.answers[chat.seed] == answer[: end + 1]
+        assert last.ended and not any(one.ended for one in others)
+        # The place that drafts the end is the last one that says anything.
+        assert int(last.observed.sum()) == min(last.emitted, player.count)
+        assert all(one.observed.all() for one in others)
+        behind += int(last.accepted.sum()) > last.emitted
+    assert behind  # drafts behind the end were accepted too
 
 
 def test_maximal_keeps_the_targets_distribution() -> None:
