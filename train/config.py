@@ -78,8 +78,9 @@ _TEXT: dict[str, Any] = {
     **_ENGRAM,
 }
 
-# The draft module: two stages, so that the second can look up what the first has found, and the
-# smallest experts and Markov table that leave the whole below 28 MB.
+# The draft module: two stages, so that the second can look up what the first has found; few experts
+# and a small Markov table, so that the whole stays below 28 MB. Both experts are chosen: with one,
+# whose weight is normalised to 1, the router would learn nothing.
 _DRAFT: dict[str, Any] = {
     "num_nextn_predict_layers": 2,
     "dspark_block_size": 5,
@@ -87,7 +88,7 @@ _DRAFT: dict[str, Any] = {
     "dspark_target_attn_input": True,
     "dspark_markov_rank": 16,
     "dspark_n_routed_experts": 2,
-    "dspark_num_experts_per_tok": 1,
+    "dspark_num_experts_per_tok": 2,
 }
 
 
