@@ -50,6 +50,12 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class InvalidGrammar(InvalidRequest):
+    """A grammar cannot be compiled: malformed, contradictory, too large, or not supported."""
+
+    code = "invalid_grammar"
+
+
 class StreamError(HeadraceError):
     """Engine output that the output parser cannot read; it ends the stream."""
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from train import parameters, selfcheck
 from train.anchors import BlockMaker, sample_anchors
-from train.checkpoint import load_latest, save_full, save_parts
+from train.checkpoint import load_latest, save
 from train.data import FAMILY_NAMES, Plan, batches
 from train.draft_forward import Blocks, DraftForward, Judged, draft_spec, judge
 from train.loader import Stream
@@ -284,9 +284,10 @@ class DraftTrainer:
     def save(self) -> None:
         """Both checkpoints."""
         meta = asdict(self.counters)
-        save_parts(self.given.out / "draft", self.masters, self.spec, meta, draft=True)
+        save(self.given.out / "draft", self.masters, self.spec, meta, draft=True)
         if self.given.local is not None:
-            save_full(self.given.local, self.masters, meta, self.optimiser.state())
+            state = self.optimiser.state()
+            save(self.given.local, self.masters, self.spec, meta, state, draft=True)
 
     def run(self, stop: list[bool]) -> bool:
         """Steps until the seconds are over or `stop` is set; whether all went well."""

@@ -19,13 +19,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from headrace.engine.speculation.confidence import (
+    confidences,
+    ece,
+    fit_temperatures,
+    survivals,
+)
 from headrace.eval.families import FAMILIES, draw
 from headrace.eval.items import FIRST_TEST_SEED, Draw
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.ops.numerics import Numerics
-from train.calibration import fit_temperatures, outcomes, survival_error
 from train.data import Encoder
 from train.draft_forward import draft_spec
 from train.export import write_config
@@ -57,6 +63,34 @@ def chats(tokenizer_json: Path, first_seed: int, count: int) -> list[Chat]:
             made.append(Chat(family, tuple(ids[:start]), limit, seed))
     # The longest first: the batch stays full to the end.
     return sorted(made, key=lambda chat: -chat.limit)
+
+
+def outcomes(
+    rounds: Sequence[Round],
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """(confidence, accepted, observed) of at least one round, each [rounds, n]."""
+    return (
+        np.stack([one.confidence for one in rounds]),
+        np.stack([one.accepted for one in rounds]),
+        np.stack([one.observed for one in rounds]),
+    )
+
+
+def survival_error(
+    rounds: Sequence[Round], temperatures: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Calibration error of the survivals: over all places, and of each (0 where none is observed).
+
+    Places behind the end of an answer are not observed and count nowhere.
+    """
+    confidence, accepted, observed = outcomes(rounds)
+    predicted = survivals(confidences(confidence, temperatures))
+    by_place = [
+        ece(predicted[seen, k], accepted[seen, k]) if seen.any() else 0.0
+        for k, seen in enumerate(observed.T)
+    ]
+    # The first place of a round is always observed.
+    return ece(predicted[observed], accepted[observed]), by_place
 
 
 def summary(rounds: Sequence[Round], temperatures: Sequence[float]) -> dict[str, Any]:
@@ -105,7 +139,7 @@ def calibrate(model: Model, directory: Path, count: int, batch: int) -> list[flo
     """Fit the temperatures and write them into the checkpoint's config.json."""
     asked = chats(directory / "tokenizer.json", CALIBRATION_SEED, count)
     found = [one for _, rounds, _ in measure(model, asked, batch, RUNS[:2]) for one in rounds]
-    temperatures = fit_temperatures(*outcomes(found))
+    temperatures = [round(float(t), 6) for t in fit_temperatures(*outcomes(found))]
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config["text_config"]["dspark_confidence_temperatures"] = temperatures
     write_config(config, directory)

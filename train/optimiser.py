@@ -7,7 +7,6 @@ tokens than AdamW at this size; matrices of equal shape are done in one batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +58,7 @@ class Optimiser:
         self.groups = spec.o_groups
         self.muon: dict[tuple[int, ...], list[str]] = {}
         self.momentum: dict[str, Tensor] = {}
+        self.by_adam: list[str] = []
         adam: dict[float, list[Tensor]] = {}
         for name, master in masters.items():
             if not trainable(name):
@@ -71,6 +71,7 @@ class Optimiser:
             else:
                 rate = next(r for end, r in ADAM_RATES if name.endswith(end))
                 adam.setdefault(rate, []).append(master)
+                self.by_adam.append(name)
         self.adam = torch.optim.AdamW(
             [{"params": p, "lr": rate, "base": rate} for rate, p in adam.items()],
             betas=(0.9, 0.95),
@@ -115,15 +116,23 @@ class Optimiser:
             master.grad = None
             at += len(part)
 
-    def state(self) -> dict[str, Any]:
-        """For the full checkpoint."""
-        return {"adam": self.adam.state_dict(), "momentum": self.momentum}
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint: "momentum/NAME", "step/NAME", "exp_avg/NAME" and "exp_avg_sq/NAME"."""
+        state = {f"momentum/{name}": moment for name, moment in self.momentum.items()}
+        for name in self.by_adam:
+            for key, value in self.adam.state[self.masters[name]].items():
+                state[f"{key}/{name}"] = value
+        return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up `state` again."""
-        self.adam.load_state_dict(state["adam"])
-        for name, moment in state["momentum"].items():
-            self.momentum[name].copy_(moment)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up `state` again. Raises KeyError for a name that this model lacks."""
+        for place, value in state.items():
+            key, _, name = place.partition("/")
+            if key == "momentum":
+                self.momentum[name].copy_(value)
+            else:
+                master = self.masters[name]
+                self.adam.state[master][key] = value.to(master.device, torch.float32)
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@
 --total: seconds of the whole recipe over all calls; the schedule follows the share already spent.
 --resume: directories with checkpoints; the newest is taken, none starts from scratch. --out: parts
 that travel and log.jsonl; --local: the full checkpoint with the optimiser's state. SIGTERM and the
-end of the seconds both finish the step, save and leave.
+end of the seconds both finish the step, save and leave. --out and --local hold the same kind of
+checkpoint (`train/checkpoint.py`), without and with the optimiser's state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from headrace.model.engram_tables import engram_tables
 from headrace.model.spec import ModelSpec
 from train import data as data_module
 from train import indexer, parameters, selfcheck
-from train.checkpoint import load_latest, save_full, save_parts
+from train.checkpoint import load_latest, save
 from train.config import make_config
 from train.data import Batch, Plan
 from train.forward import Forward, Outcome
@@ -69,13 +70,12 @@ class Sums:
 class Trainer:
     """Model, optimiser, data and counters of one run."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: argparse.Namespace, config: Mapping[str, Any]) -> None:
+        """given: the command line. config: config.json of the model, for `given.tokenizer`."""
         self.given = given
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         on_gpu = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if on_gpu else torch.float32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        config = make_config(given.tokenizer)
         self.spec = ModelSpec.from_config(config)
         self.counters = Counters()
         self.fresh_since = 0
@@ -96,7 +96,7 @@ class Trainer:
         self.forward = self._forward(on_gpu)
         tables = engram_tables(self.spec, given.tokenizer)
         self.geometry = GeometryMaker(self.spec, tables, self.device, torch.float32)
-        self.generator = torch.Generator().manual_seed(given.seed + self.counters.step)
+        self.generator = torch.Generator()
         rows = given.tokens // given.length
         self.shapes = {
             "short": Shapes(rows, given.length),
@@ -109,6 +109,7 @@ class Trainer:
     def _forward(self, on_gpu: bool) -> Forward:
         if not on_gpu:
             return Forward(self.spec)
+        torch.backends.cuda.matmul.allow_tf32 = True
         torch._dynamo.config.cache_size_limit = 64
         core = selfcheck.fused_core(self.spec, self.device, self.dtype)
         if core is None:
@@ -160,6 +161,8 @@ class Trainer:
         kind = "long" if long_row else "short"
         began = time.monotonic()
         batch = self._stream(kind).next()
+        # By step, so that what is drawn does not depend on when the run was resumed.
+        self.generator.manual_seed(self.given.seed * 1_000_003 + self.counters.step)
         self.sums.waited += time.monotonic() - began
         while True:
             try:
@@ -274,9 +277,9 @@ class Trainer:
     def save(self) -> None:
         """Both checkpoints."""
         meta = {**asdict(self.counters), "fresh_since": self.fresh_since}
-        save_parts(self.given.out / "checkpoint", self.masters, self.spec, meta)
+        save(self.given.out / "checkpoint", self.masters, self.spec, meta)
         if self.given.local is not None:
-            save_full(self.given.local, self.masters, meta, self.optimiser.state())
+            save(self.given.local, self.masters, self.spec, meta, self.optimiser.state())
 
     def sync(self) -> None:
         """Wait for the device, so that clocks mean something."""
@@ -307,6 +310,7 @@ class Trainer:
         self.counters.seconds = before + time.monotonic() - started
         if healthy:
             self.save()
+        self.log.close()
         say(done=True, healthy=healthy, **asdict(self.counters))
 
 
@@ -315,8 +319,8 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; `words` instead of the program's own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--total", type=float, default=1500.0)
@@ -337,7 +341,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-compile", action="store_true")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def main() -> None:
@@ -346,7 +350,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     stop: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-    Trainer(given).run(stop)
+    Trainer(given, make_config(given.tokenizer)).run(stop)
     sys.stdout.flush()
     os._exit(0)
 

@@ -2,7 +2,8 @@
 
 Contract: on a terminal thoughts are dimmed, calls are shown as indented JSON, and control
 characters of a model's text never reach the terminal. Without one, standard output gets the answers
-only. Used by `chat_session`.
+only. White space around thoughts and answers (models write empty lines before their calls) is not
+shown. Used by `chat_session`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class ChatScreen:
         self._out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._in_thought = False
+        self._spaces = ""  # white space that is shown once something visible follows
+        self._line_open = False  # whether the answer has shown anything since its last line ended
 
     def lines(self) -> Iterator[str]:
         """Lines of the user until the end of input; empty ones are left out."""
@@ -60,6 +63,7 @@ class ChatScreen:
 
     def thought(self, text: str) -> None:
         """New text of the reasoning."""
+        text = self._visible(text, self._in_thought)
         if not text:
             return
         self._in_thought = True
@@ -71,9 +75,24 @@ class ChatScreen:
 
     def content(self, text: str) -> None:
         """New text of the answer."""
-        if not text:
-            return
-        self._end_thought()
+        if text.strip():
+            self._end_thought()
+        text = self._visible(text, self._line_open)
+        if text:
+            self._line_open = True
+            self._write(text)
+
+    def _visible(self, text: str, begun: bool) -> str:
+        """What of `text` is shown now: leading space never, trailing space with what follows it."""
+        text = self._spaces + text
+        shown = text.rstrip()
+        if not shown:
+            self._spaces = text if begun else ""
+            return ""
+        self._spaces = text[len(shown) :]
+        return shown if begun else shown.lstrip()
+
+    def _write(self, text: str) -> None:
         if self.interactive:
             self._out.print(text.translate(_SHOWN), end="")
         else:
@@ -88,7 +107,7 @@ class ChatScreen:
         except ValueError:
             value = arguments
         if not self.interactive:
-            self.content(json.dumps({"call": name, "arguments": value}, ensure_ascii=False) + "\n")
+            self._write(json.dumps({"call": name, "arguments": value}, ensure_ascii=False) + "\n")
             return
         self._out.print(f"call {name.translate(_SHOWN)}", style="bold")
         shown = json.dumps(value, indent=2, ensure_ascii=False)
@@ -97,11 +116,16 @@ class ChatScreen:
     def answer_ended(self) -> None:
         """The text of the answer is complete; calls follow on lines of their own."""
         self._end_thought()
-        self.content("\n")
+        self._spaces = ""
+        if self._line_open:
+            self._line_open = False
+            self._write("\n")
 
     def _end_thought(self) -> None:
+        """A thought and what comes after it are an empty line apart."""
         if self._in_thought:
             self._in_thought = False
+            self._spaces = ""
             if self.interactive:
                 self._out.print("\n")
             else:

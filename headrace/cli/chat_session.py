@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.assets import embedded_model
 from headrace.cli.chat_screen import AnswerInterrupts, ChatScreen
 from headrace.cli.generate_progress import GenerateScreen
 from headrace.cli.prompt_file import PromptEncoder
@@ -47,6 +48,10 @@ HELP = """/reset          forget the conversation
 /result TEXT    give the result of a tool call
 /exit           leave (also Ctrl-D); Ctrl-C stops an answer
 //...           a message that begins with a slash"""
+
+_EMBEDDED = (
+    'A small test model. It knows sums, sorting, counting, copying and capitals: "What is 27 + 58?"'
+)
 
 
 class ChatModel(Protocol):
@@ -95,6 +100,8 @@ def chat(options: ChatOptions) -> int:
         session = ChatSession(llm, encoder, screen, options, tools)
         if screen.interactive:
             screen.note(f"{options.checkpoint.name}: /help lists commands, Ctrl-D leaves")
+            if options.checkpoint == embedded_model():
+                screen.note(_EMBEDDED)
         return session.run()
 
 

@@ -23,6 +23,7 @@ def command(
     failures: Integer = 0,
     jobs: Integer | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] = "float32",
+    kv_quant: Annotated[bool, Parameter(negative="--no-kv-quant")] = True,
 ) -> int:
     """Ask the embedded model tasks with known answers, greedily, and print the table.
 
@@ -34,6 +35,7 @@ def command(
         headrace eval tiny
         headrace eval tiny --family arithmetic --seed 1234567890 --n 1000 --failures 5
         headrace eval tiny --family recall --ablation random-top-k
+        headrace eval tiny --model bf16-export --no-kv-quant --json
 
     Parameters
     ----------
@@ -60,6 +62,9 @@ def command(
         Processes (default: one per two CPU threads, at least two).
     dtype: str
         Arithmetic of the model.
+    kv_quant: bool
+        Store the KV cache in the released FP8 and FP4 formats, also for weights in bf16; else as
+        it is computed.
     """
     from headrace.cli.eval_run import EvalCommand, run
 
@@ -76,5 +81,6 @@ def command(
             failures=failures,
             jobs=jobs,
             dtype=dtype,
+            kv_quant=kv_quant,
         )
     )

@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.cli.checkpoint import checkpoint_path
+from headrace.engine.load import numerics_of
 from headrace.errors import ConfigError
-from headrace.eval.ablation import Ablation
+from headrace.eval.ablation import Ablation, reach
 from headrace.eval.english import perplexities
 from headrace.eval.items import FIRST_TEST_SEED
 from headrace.eval.jobs import EVERYTHING, Outcome, Task, evaluate, tasks
-from headrace.eval.run import EvalOptions
+from headrace.eval.run import EvalOptions, PromptWork
 from headrace.eval.scores import Score, flat, scores, table
+from headrace.model.spec import ModelSpec
 
 # Exit code of the command line when a gate is missed.
 EVAL_FAILED = 1
@@ -39,6 +41,26 @@ class EvalCommand:
     failures: int
     jobs: int | None
     dtype: str
+    kv_quant: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What is printed. reach: see `ablation.reach`; None without an ablation."""
+
+    command: EvalCommand
+    numerics: dict[str, object]
+    reach: int | None
+    outcome: Outcome
+    lines: list[Score]
+    perplexity: dict[int, float]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no gate is missed."""
+        flat_enough = not self.perplexity or flat(self.perplexity)
+        return flat_enough and all(line.passed for line in self.lines)
 
 
 def run(command: EvalCommand) -> int:
@@ -50,22 +72,28 @@ def run(command: EvalCommand) -> int:
         truncate=command.truncate,
         ablation=Ablation(command.ablation),
         dtype=command.dtype,
+        kv_quant=command.kv_quant,
     )
+    spec = ModelSpec.from_directory(options.model)
+    needed = _reach(spec, options.ablation)
     todo = tasks(command.families or EVERYTHING, command.seed, command.count)
     started = time.monotonic()
     with _progress(todo) as advance:
         outcome = evaluate(options, todo, processes=_processes(command.jobs), progress=advance)
-    seconds = time.monotonic() - started
-    lines = scores(outcome.results)
-    perplexity = perplexities(outcome.losses)
-    passed = all(line.passed for line in lines) and (not perplexity or flat(perplexity))
+    report = _Report(
+        command=command,
+        numerics=_numerics(options, spec),
+        reach=needed,
+        outcome=outcome,
+        lines=scores(outcome.results, needed or 0),
+        perplexity=perplexities(outcome.losses),
+        seconds=time.monotonic() - started,
+    )
     if command.as_json:
-        print(json.dumps(_as_json(command, outcome, lines, perplexity, seconds, passed)))
+        print(json.dumps(_as_json(report)))
     else:
-        print(table(lines, perplexity))
-        _show_failures(outcome, command.failures)
-        print(f"\n{len(outcome.results)} answers in {seconds:.0f} s")
-    return 0 if passed else EVAL_FAILED
+        _show(report)
+    return 0 if report.passed else EVAL_FAILED
 
 
 def _check(command: EvalCommand) -> None:
@@ -92,28 +120,62 @@ def _processes(jobs: int | None) -> int:
     return jobs or max(2, min(8, (os.cpu_count() or 2) // 2))
 
 
-def _as_json(
-    command: EvalCommand,
-    outcome: Outcome,
-    lines: list[Score],
-    perplexity: dict[int, float],
-    seconds: float,
-    passed: bool,
-) -> dict[str, object]:
+def _reach(spec: ModelSpec, ablation: Ablation) -> int | None:
+    needed = reach(spec, ablation)
+    if ablation is not Ablation.NONE and needed is None:
+        raise ConfigError(
+            f"--ablation {ablation} would change nothing: the model has no such part.",
+            param="ablation",
+        )
+    return needed
+
+
+def _numerics(options: EvalOptions, spec: ModelSpec) -> dict[str, object]:
+    """What was computed with: how the weights are stored, and the numeric mode of the engine."""
+    weights = "bf16" if spec.quant is None else f"fp8, experts {spec.quant.expert_dtype}"
+    return {"weights": weights, **asdict(numerics_of(options.engine_config()))}
+
+
+def _as_json(report: _Report) -> dict[str, object]:
+    command, outcome = report.command, report.outcome
     wrong = [asdict(result) for result in outcome.results if not result.right]
     return {
         "model": str(command.model or "embedded"),
+        "numerics": report.numerics,
         "seed": command.seed,
         "n": command.count,
         "replay": command.replay,
         "truncate": command.truncate,
         "ablation": command.ablation,
-        "scores": [line.as_dict() for line in lines],
-        "perplexity": perplexity,
-        "seconds": round(seconds, 1),
-        "passed": passed,
+        "ablation_reach": report.reach,
+        "scores": [line.as_dict() for line in report.lines],
+        "perplexity": report.perplexity,
+        "prompt_work": {family: asdict(work) for family, work in outcome.prompt_work.items()},
+        "seconds": round(report.seconds, 1),
+        "passed": report.passed,
         "failures": wrong[: command.failures],
     }
+
+
+def _show(report: _Report) -> None:
+    command, outcome = report.command, report.outcome
+    print(table(report.lines, report.perplexity))
+    _show_failures(outcome, command.failures)
+    print(f"\n{len(outcome.results)} answers in {report.seconds:.0f} s")
+    print(f"numerics: {', '.join(f'{name} {value}' for name, value in report.numerics.items())}")
+    # A comparison whose option touched nothing says nothing.
+    work = sum(outcome.prompt_work.values(), PromptWork())
+    if work.prompt:
+        print(
+            f"prefix cache: {work.hit} of {work.prompt} prompt tokens found, {work.replayed} rows "
+            f"replayed ({command.replay})"
+        )
+    if report.reach is not None:
+        unreached = sorted({line.family for line in report.lines if line.reached == 0})
+        print(
+            f"{command.ablation} changes contexts of {report.reach} tokens and up"
+            + (f"; none is as long in: {', '.join(unreached)}" if unreached else "")
+        )
 
 
 def _show_failures(outcome: Outcome, limit: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -194,6 +194,7 @@ class PromptEncoder:
         }
         request = convert_chat(msgspec.json.encode(body), self._codec.options(_MODEL))
         check_supported(request)
+        sampling = replace(sampling, grammar=self._codec.grammar(request))
         return self.conversation(request.conversation, request.parsing, sampling)
 
     def _plain(self, ids: tuple[int, ...], sampling: SamplingParams) -> PreparedPrompt:

@@ -38,6 +38,19 @@ class ShownTokenizer:
         """A fresh incremental detokenizer that shows control tokens."""
         return self._tokenizer.detokenizer(skip_special=False)
 
+    @property
+    def vocab_size(self) -> int:
+        """Highest known id + 1."""
+        return self._tokenizer.vocab_size
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the id is a control token."""
+        return self._tokenizer.is_added(token_id)
+
 
 def load_engine(
     checkpoint: Path, config: EngineConfig, progress: host.ProgressCallback

@@ -10,39 +10,55 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.core.speculation import MAX_FIXED_DRAFTS, Policy
 from headrace.errors import ConfigError
 
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
+GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
+FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine; None means "derived from the checkpoint and the machine".
 
-    dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`.
+    dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
+    the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
+    batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.
     max_model_len: tokens of prompt and answer together; None: the model's limit, capped by memory.
     max_num_seqs: requests computed at once. max_num_batched_tokens: rows of one step, all requests
     together. kv_memory_bytes (blocks and slots) / num_blocks: size of the KV cache, at most one is
     given; a block holds 128 tokens, block 0 is reserved. max_waiting: requests queued before new
     ones are refused. ageing_steps: steps that a request waits in the queue until nobody may pass
-    it. seed: gives requests without a seed theirs; None draws one at start-up. threads: CPU threads
-    of the operators; None: 1 for models with a hidden size below 1024, else the number of physical
-    cores. served_model_name: None: the checkpoint's folder name.
+    it. seed: gives requests without a seed theirs; None draws one at start-up (deterministic: 0).
+    threads: CPU threads of the operators; None: 1 for models with a hidden size below 1024, else
+    the number of physical cores. served_model_name: None: the checkpoint's folder name.
 
     prefix_cache: whether blocks of earlier prompts are used again. replay: how windows are rebuilt
     after such a hit: "bounded" (one window, an approximation), "exact" (as many rows as make the
-    result that of a cold run) or "off" (no hits until window records are stored). truncate: whether
-    the layers after the last KV source run on the last rows of a prompt only; None: where the model
-    allows it.
+    result that of a cold run) or "off" (no hits until window records are stored); None: "exact" if
+    deterministic, else "bounded". truncate: whether the layers after the last KV source run on the
+    last rows of a prompt only; None: where the model allows it.
+
+    speculation: drafts that a step verifies of a request, "off", "fixed:K" or "adaptive"; None:
+    adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
+    None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
+    the next step is planned while one runs; None: not on a CPU, where both would share the cores.
+    grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
+    "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
+    grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
+    None: nowhere. grammar_compile_timeout_s: seconds until a request whose grammar is still not
+    compiled ends. grammar_threads: grammars compiled at once.
     """
 
     dtype: str = "float32"
     kv_quant: bool = True
     act_quant: bool = False
     batch_invariant: bool = False
+    deterministic: bool = False
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -54,20 +70,37 @@ class EngineConfig:
     threads: int | None = None
     served_model_name: str | None = None
     prefix_cache: bool = True
-    replay: str = "bounded"
+    replay: str | None = None
     truncate: str | None = None
+    speculation: str | None = None
+    draft_length: int | None = None
+    overlap: bool | None = None
+    grammar_backend: str = "llguidance"
+    grammar_cache_bytes: int = 256 * 2**20
+    grammar_cache_dir: str | None = None
+    grammar_compile_timeout_s: float = 20.0
+    grammar_threads: int = 2
 
     def __post_init__(self) -> None:
         self._check_choice("dtype", ALLOWED_DTYPES)
-        self._check_choice("replay", REPLAY_MODES)
+        if self.replay is not None:
+            self._check_choice("replay", REPLAY_MODES)
+        self._check_choice("grammar_backend", GRAMMAR_BACKENDS)
         if self.truncate is not None:
             self._check_choice("truncate", TRUNCATE_MODES)
-        for name in ("kv_quant", "act_quant", "batch_invariant", "prefix_cache"):
+        if self.speculation is not None:
+            Policy.parse(self.speculation)
+        for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
                     param=f"engine.{name}",
                 )
+        if self.overlap not in (None, True, False):
+            raise ConfigError(
+                f"engine.overlap must be true or false, got {self.overlap!r}.",
+                param="engine.overlap",
+            )
         self._check_integer("max_num_seqs", 1, 4096)
         self._check_integer("max_num_batched_tokens", 1, 2**20)
         self._check_integer("max_waiting", 1, 2**20)
@@ -77,7 +110,22 @@ class EngineConfig:
         self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
+        self._check_integer("draft_length", 1, MAX_FIXED_DRAFTS, optional=True)
+        self._check_integer("grammar_cache_bytes", 0, 2**50)
+        self._check_integer("grammar_threads", 1, 64)
+        self._check_grammar()
         self._check_together()
+        self._check_deterministic()
+
+    @property
+    def invariant_operators(self) -> bool:
+        """Whether only operators will do whose rows have the same bits in every batch."""
+        return self.batch_invariant or self.deterministic
+
+    @property
+    def replay_mode(self) -> str:
+        """`replay`, or what its None stands for."""
+        return self.replay or ("exact" if self.deterministic else "bounded")
 
     def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -97,6 +145,22 @@ class EngineConfig:
                 f"{field} must be an integer in [{low}, {high}], got {value!r}.", param=field
             )
 
+    def _check_grammar(self) -> None:
+        timeout_s = self.grammar_compile_timeout_s
+        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not number or not 0.0 < timeout_s <= 3600.0:
+            raise ConfigError(
+                f"engine.grammar_compile_timeout_s must be in (0, 3600] seconds, got "
+                f"{timeout_s!r}.",
+                param="engine.grammar_compile_timeout_s",
+            )
+        directory = self.grammar_cache_dir
+        if directory is not None and (not isinstance(directory, str) or not directory):
+            raise ConfigError(
+                f"engine.grammar_cache_dir must be a path, got {directory!r}.",
+                param="engine.grammar_cache_dir",
+            )
+
     def _check_together(self) -> None:
         # A decoding request needs one row in every step: with fewer rows than requests some
         # would never advance.
@@ -111,11 +175,11 @@ class EngineConfig:
                 "engine.num_blocks and engine.kv_memory_bytes exclude each other: give one.",
                 param="engine.num_blocks",
             )
-        if self.batch_invariant and self.threads not in (None, 1):
+        if self.invariant_operators and self.threads not in (None, 1):
             # How a reduction is split over threads changes its last bits.
+            mode = "deterministic" if self.deterministic else "batch_invariant"
             raise ConfigError(
-                f"engine.threads must be 1 or unset with engine.batch_invariant, "
-                f"got {self.threads}.",
+                f"engine.threads must be 1 or unset with engine.{mode}, got {self.threads}.",
                 param="engine.threads",
             )
         name = self.served_model_name
@@ -123,4 +187,12 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.served_model_name must be 1 to 256 characters, got {name!r}.",
                 param="engine.served_model_name",
+            )
+
+    def _check_deterministic(self) -> None:
+        if self.deterministic and self.prefix_cache and self.replay == "bounded":
+            raise ConfigError(
+                'engine.replay "bounded" is an approximation, so a prefix hit would change tokens: '
+                'with engine.deterministic leave it out or set "exact" or "off".',
+                param="engine.replay",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Detokenizer(Protocol):
@@ -35,4 +35,22 @@ class Tokenizer(Protocol):
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental detokenizer."""
+        ...
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What each id stands for; a grammar needs it to know which tokens may come next."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest known id + 1."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token; of a control token its spelling; empty for an unknown id."""
+        ...
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the id is a control token: never part of a text, only drawn by its id."""
         ...

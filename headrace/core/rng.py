@@ -6,6 +6,7 @@ preemption and on another engine. The generator is SplitMix64's finaliser over a
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 KEY_INCREMENT = 0x9E3779B97F4A7C15
@@ -31,11 +32,36 @@ def mix64(value: int) -> int:
     return z ^ (z >> 31)
 
 
-def uniform(seed: int, position: int, purpose: Purpose = Purpose.TARGET) -> float:
-    """A number in [0, 1) with 53 bits. `position` counts from the first prompt token."""
+def word(seed: int, position: int, purpose: Purpose = Purpose.TARGET) -> int:
+    """64 random bits. `position` counts from the first prompt token."""
     key = mix64(seed + KEY_INCREMENT)
     counter = (position * len(Purpose) + int(purpose) + 1) & _MASK
-    return (mix64(key ^ mix64(counter * COUNTER_FACTOR)) >> 11) * 2.0**-53
+    return mix64(key ^ mix64(counter * COUNTER_FACTOR))
+
+
+def uniform(seed: int, position: int, purpose: Purpose = Purpose.TARGET) -> float:
+    """A number in [0, 1) with 53 bits."""
+    return (word(seed, position, purpose) >> 11) * 2.0**-53
+
+
+def gumbel(seed: int, position: int, token: int) -> float:
+    """Gumbel noise of one id at one position: -log(-log(1 - v)), v in (0, 1) with 52 bits.
+
+    Ids continue the word of (seed, position) like a SplitMix64 stream. v is never 0 or 1, so the
+    noise is finite: between -3.7 and 36.8.
+    """
+    bits = mix64(word(seed, position) + (token + 1) * KEY_INCREMENT) >> 12
+    return -math.log(-math.log1p(-(bits + 0.5) * 2.0**-52))
+
+
+def draft_seed(seed: int, anchor: int) -> int:
+    """Seed of the numbers that draw the drafts behind the token at position `anchor`.
+
+    A position is drafted again when an earlier draft of the round was rejected. How much is
+    verified then may depend on the first round's drafts (through their confidences), so the second
+    round must not draw with the same numbers (docs/decisions/0010-two-couplings.md).
+    """
+    return mix64(seed ^ mix64((anchor + 1) * COUNTER_FACTOR))
 
 
 def choice_seed(seed: int, choice: int) -> int:

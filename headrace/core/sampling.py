@@ -2,9 +2,10 @@
 
 `SamplingParams` is validated once, where it is built; every later layer may trust it. Order of the
 transforms, per row: repetition penalty (prompt + output), frequency and presence penalty (output),
-logit_bias, banned / allowed ids and the ids that min_tokens forbids, temperature, top_k (logit
-descending, id ascending), top_p (renormalised after top_k), min_p, draw. Ids are checked against
-the vocabulary by the engine (`engine/sampling_state.py`), which alone knows it.
+logit_bias, the grammar's mask, banned / allowed ids and the ids that min_tokens forbids,
+temperature, top_k (logit descending, id ascending), top_p (renormalised after top_k), min_p, draw.
+Ids are checked against the vocabulary by the engine (`engine/sampling_state.py`), which alone knows
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from headrace.core.grammar import GrammarSpec
 from headrace.core.plain import is_huge, plain, plain_ids
+from headrace.core.speculation import Policy
 from headrace.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -29,6 +32,13 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_TOP_LOGPROBS = 2**18  # the engine allows at most its vocabulary, HTTP at most 20
 # Below this a temperature is treated as 0 (greedy): dividing logits by it would overflow fp32.
 GREEDY_TEMPERATURE = 1e-5
+
+
+class Coupling(StrEnum):
+    """How drafts and drawn tokens share random numbers (docs/decisions/0010-two-couplings.md)."""
+
+    GUMBEL = "gumbel"  # the same noise: tokens are a function of (seed, prompt) alone
+    MAXIMAL = "maximal"  # rejection: most drafts accepted, tokens depend on what was drafted
 
 
 class LogprobsMode(StrEnum):
@@ -61,7 +71,9 @@ class SamplingParams:
     temperature: 0 (greedy) .. 2. top_p: (0, 1]. top_k: -1 or 0 (off, kept as -1) or >= 1. min_p:
     [0, 1], tokens below min_p * the highest probability are dropped. seed: 0 .. 2^64-1, or None for
     one drawn by the engine. n: choices, 1 .. 128; choice k draws with `rng.choice_seed(seed, k)`.
-    Numbers may be NumPy's; they become Python's.
+    coupling: "gumbel" or "maximal"; None: "gumbel" with a seed or in a deterministic engine, else
+    "maximal". Without drafts both draw from the same distribution, by different numbers. Numbers
+    may be NumPy's; they become Python's.
 
     max_tokens: >= 1, or None for "up to the context limit". min_tokens: no EOS, stop token or stop
     string ends the answer before it has this many tokens. stop: strings that end the answer; text
@@ -76,6 +88,11 @@ class SamplingParams:
     logprobs: log probabilities of each drawn token and of this many best ids (0 .. vocabulary), or
     None. logprobs_mode: "raw" or "processed". prompt_logprobs: the same for each prompt token but
     the first, always raw; the prompt is then computed without prefix cache and truncation.
+
+    speculation: drafts that a step verifies, "off", "fixed:K" or "adaptive"; None: what the engine
+    is set to.
+    grammar: what the answer must look like; EOS ends it where the grammar allows an end. Where the
+    grammar allows nothing but the end, min_tokens yields.
     """
 
     temperature: float = 1.0
@@ -99,6 +116,9 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     prompt_logprobs: int | None = None
+    speculation: str | None = None
+    coupling: Coupling | None = None
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         self._make_plain()
@@ -107,6 +127,11 @@ class SamplingParams:
         self._check_ids()
         self._check_end()
         self._check_logprobs()
+        self._check_coupling()
+        if self.speculation is not None:
+            Policy.parse(self.speculation, param="speculation", error=InvalidRequest)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest("grammar must be a GrammarSpec.", param="grammar")
 
     def _make_plain(self) -> None:
         for field in fields(self):
@@ -220,6 +245,13 @@ class SamplingParams:
             raise InvalidRequest(
                 f'logprobs_mode must be "raw" or "processed", got {self.logprobs_mode!r}.',
                 param="logprobs_mode",
+            )
+
+    def _check_coupling(self) -> None:
+        if self.coupling is not None and self.coupling not in tuple(Coupling):
+            raise InvalidRequest(
+                f'coupling must be "gumbel", "maximal" or left out, got {self.coupling!r}.',
+                param="coupling",
             )
 
 

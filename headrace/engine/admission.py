@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.core.hashing import BlockKeys
-from headrace.engine.outputs import ABORT, ERROR, StepOutput
+from headrace.engine.outputs import ERROR, StepOutput
 from headrace.engine.plan import NO_COPIES, NO_TOKEN_DRAWN, Ints, Tokens
 from headrace.engine.queues import WaitQueues
 from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
+from headrace.engine.speculation.controller import Controller
 from headrace.engine.stats import Counters, EngineStats
 from headrace.engine.tables import DECODE, PREFILL, RequestTable
 from headrace.errors import ContextTooLong, InternalError, InvalidRequest, Overloaded
@@ -77,7 +78,9 @@ class Admission:
         resume: ResumeRules | None,
         root_key: bytes | None,
         hooks: RowHooks | None,
+        controller: Controller | None = None,
     ) -> None:
+        """controller: of drafts, told who gets a row."""
         self.kv = kv
         self.table = RequestTable(len(kv.held), limits.max_tokens)
         self.queues = WaitQueues(limits.ageing_steps)
@@ -89,15 +92,17 @@ class Admission:
         self._resume = resume
         self._root_key = root_key
         self._hooks = hooks
+        self._controller = controller
         self._numbers = 0
         self._looked_step = 0
         self._forks: list[_Fork | None] = []  # copies not made yet; None: given up
         self._forks_done = 0
+        self._forks_launched = 0  # the copies of so many are made or in flight
         self._counters = Counters()
 
     def state(self) -> dict[str, Any]:
         """All that changes, by attribute name."""
-        fixed = ("_limits", "_resume", "_root_key", "_hooks")
+        fixed = ("_limits", "_resume", "_root_key", "_hooks", "_controller")
         return {name: value for name, value in vars(self).items() if name not in fixed}
 
     # --- requests in and out -----------------------------------------------------------------
@@ -151,8 +156,8 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def cancel(self, request_id: str, now: float) -> StepOutput | None:
-        """See `Scheduler.cancel`."""
+    def drop(self, request_id: str, code: int, now: float) -> StepOutput | None:
+        """End all choices of a request with `code`; None: the id is unknown."""
         choices = self.requests.get(request_id)
         if choices is None:
             return None
@@ -161,14 +166,14 @@ class Admission:
         dropped = list(choices)
         lengths = [self._known_length(sequence) for sequence in dropped]
         for sequence in dropped:
-            self.end(sequence, ABORT, now)
+            self.end(sequence, code, now)
         prompt_length = dropped[0].prompt_length
         return StepOutput(
             numbers=np.array([sequence.number for sequence in dropped], dtype=np.int64),
             names=[sequence.name for sequence in dropped],
             index=np.array(lengths, dtype=np.int64) - prompt_length,
             tokens=np.full(len(dropped), NO_TOKEN_DRAWN, dtype=np.int32),
-            finish=np.full(len(dropped), ABORT, dtype=np.int8),
+            finish=np.full(len(dropped), code, dtype=np.int8),
         )
 
     def ready(self, request_id: str, why: str, now: float) -> None:
@@ -216,7 +221,7 @@ class Admission:
     def _most_blocks(self, budget: int) -> int | None:
         """Blocks of the longest prompt that would get a row beside those in work; None: any."""
         rows = self.prefilling
-        remaining = sorted((self.table.length[rows] - self.table.computed[rows]).tolist())
+        remaining = sorted((self.table.length[rows] - self.table.planned[rows]).tolist())
         for tokens in remaining:
             budget -= tokens
             if budget <= 0:
@@ -274,7 +279,8 @@ class Admission:
         self.queues.remove(sequence, self.steps)
         self._take_row(sequence, PREFILL)
         table = self.table
-        table.computed[row] = table.window_floor[row] = found.start
+        table.start(row, found.start)
+        table.window_floor[row] = found.start
         table.write_from[row] = found.hit_tokens
         table.bound[row] = hit_blocks
         if self._hooks is not None:
@@ -295,6 +301,8 @@ class Admission:
         # Once, by the first choice: the others and recomputations have no use for them.
         first = sequence.choice == 0 and sequence.tokens.size == sequence.prompt_length
         self.table.all_logits[row] = all_logits and first
+        if self._controller is not None:
+            self._controller.clear(np.array([row]))
         self.version += 1
         return row
 
@@ -319,6 +327,10 @@ class Admission:
         self._counters.computed_tokens += computed
         self._counters.drawn_tokens += drawn
 
+    def count_drafts(self, verified: Ints, accepted: Ints) -> None:
+        """Count drafts that were verified and accepted, int64 [n] each."""
+        self._counters.count_drafts(verified, accepted)
+
     def bind(self, row: int) -> None:
         """Offer the full blocks that a row has computed to the prefix cache."""
         table = self.table
@@ -334,6 +346,8 @@ class Admission:
         """`bind` for decoding rows that have just filled their last block."""
         table, block_tokens = self.table, self.kv.block_tokens
         full = table.computed[rows] // block_tokens
+        for row in rows[full > table.bound[rows] + 1].tolist():
+            self.bind(row)  # blocks for drafts came early, so more than one is complete
         new = full > table.bound[rows]
         rows, full = rows[new], full[new]
         keyed, keys = [], []
@@ -372,7 +386,7 @@ class Admission:
         keys = table.sequence(parent_row).keys
         sequence.keys = None if keys is None else keys.copy()
         self._take_row(sequence, DECODE)
-        table.computed[child] = at_tokens
+        table.start(child, at_tokens)
         table.window_floor[child] = table.window_floor[parent_row]
         table.write_from[child] = table.write_from[parent_row]
         table.bound[child] = at_tokens // self.kv.block_tokens
@@ -414,27 +428,35 @@ class Admission:
         """Block copies that the next step must make first, int64 [n, 2]."""
         if not self._forks:
             return NO_COPIES
-        forks = [fork for fork in self._forks if fork is not None]
-        pairs = [pair for fork in forks for pair in fork.blocks]
+        pairs = [pair for fork in self._forks_due() for pair in fork.blocks]
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def slot_copies_due(self) -> Ints:
         """Slot copies that the next step must make first, int64 [n, 2]."""
         if not self._forks:
             return NO_COPIES
-        pairs = [fork.slots for fork in self._forks if fork is not None]
+        pairs = [fork.slots for fork in self._forks_due()]
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+    def _forks_due(self) -> list[_Fork]:
+        due = self._forks[self._forks_launched - self._forks_done :]
+        return [fork for fork in due if fork is not None]
 
     @property
     def forks_handed_out(self) -> int:
         """Forks whose copies a plan made now carries, counted from the start."""
         return self._forks_done + len(self._forks)
 
+    def copying(self, forks: int) -> None:
+        """The copies of the first `forks` forks, counted from the start, are in flight."""
+        self._forks_launched = max(self._forks_launched, forks)
+
     def copied(self, forks: int) -> None:
         """The copies of the first `forks` forks, counted from the start, are made."""
         if forks > self._forks_done:
             del self._forks[: forks - self._forks_done]
             self._forks_done = forks
+            self.copying(forks)
 
     # --- accounting --------------------------------------------------------------------------
 

@@ -1,29 +1,59 @@
 """Changes of the logits before the draw: penalties, bias, masks.
 
 Contract: `edited` gives changed logits of the rows that ask for it, in the order of the spec:
-repetition penalty, frequency and presence penalty, logit_bias, then banned and allowed ids and what
-min_tokens forbids (a grammar mask will belong here). All rows at once by flat indices; every number
-is computed from its own row by exactly rounded operations, so other rows change no bit.
-Used by `engine/sampler.py`.
+repetition penalty, frequency and presence penalty, logit_bias, then the grammar's mask, banned and
+allowed ids and what min_tokens forbids; where a grammar leaves nothing else, min_tokens yields. A
+row behind drafts is changed as if they had been drawn (`Prefixes`); what is kept about the request
+does not change. All rows at once by flat indices; every number is computed from its own row by
+exactly rounded operations, so other rows change no bit. Used by `engine/sampler.py` and
+`engine/speculation/draft_picker.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.grammar.rows import Masks
+from headrace.engine.penalties import TokenCounts
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
 
 Ids = NDArray[np.int64]
 _Entry = tuple[int, RowEdits]  # row of the logits, its edits
 
 
-def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Tensor:
-    """`logits` [S, vocab] itself when no row is edited, else a changed copy."""
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Drafts that stand before each row: those of row i are ids[begin[i] : end[i]], all int64."""
+
+    ids: Ids
+    begin: Ids
+    end: Ids
+
+    def of(self, row: int) -> Ids:
+        """Drafts before one row, oldest first."""
+        return self.ids[self.begin[row] : self.end[row]]
+
+
+def edited(
+    logits: Tensor,
+    state: SamplerState,
+    rows: Ids,
+    positions: Ids,
+    *,
+    prefixes: Prefixes | None = None,
+    masks: Masks | None = None,
+) -> Tensor:
+    """`logits` [S, vocab] itself when no row is edited, else a changed copy.
+
+    rows, positions: int64 [S], table row and absolute position of each. masks: what the grammars of
+    some of the rows allow.
+    """
     entries: list[_Entry] = [
         (index, state.edits[int(rows[index])])
         for index in np.flatnonzero(state.flags[rows] & EDITED).tolist()
@@ -31,36 +61,48 @@ def edited(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> Te
     if not entries:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
-    _penalise(logits, [entry for entry in entries if entry[1].counts is not None])
+    _penalise(logits, entries, prefixes)
     _add_bias(logits, [entry for entry in entries if entry[1].bias_ids is not None])
     drawn = positions - state.prompt_lengths[rows]
+    if masks is not None:
+        _mask(logits, masks)
     _ban(logits, entries, lambda index, edits: edits.banned_ids)
-    _ban(
-        logits,
-        entries,
-        lambda index, edits: edits.stop_ids if drawn[index] < edits.min_tokens else None,
-    )
+    masked = frozenset(() if masks is None else masks.index.tolist())
+    early = [(index, edits) for index, edits in entries if drawn[index] < edits.min_tokens]
+    _ban(logits, [e for e in early if e[0] not in masked], lambda index, edits: edits.stop_ids)
+    _ban_if_any_is_left(logits, [entry for entry in early if entry[0] in masked])
     _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
     return logits
 
 
-def _penalise(logits: Tensor, entries: Sequence[_Entry]) -> None:
+def _penalise(logits: Tensor, entries: Sequence[_Entry], prefixes: Prefixes | None) -> None:
     known = [(index, edits, edits.counts) for index, edits in entries if edits.counts is not None]
     if not known:
         return
-    flat, where = _flat(logits, [(index, counts.ids) for index, _, counts in known])
-    lengths = [len(counts.ids) for _, _, counts in known]
+    listed = [_counted(counts, index, prefixes) for index, _, counts in known]
+    flat, where = _flat(
+        logits, [(index, ids) for (index, _, _), (ids, _) in zip(known, listed, strict=True)]
+    )
+    lengths = [len(ids) for ids, _ in listed]
 
     def spread(values: list[float]) -> Tensor:
         return _like(logits, np.repeat(np.array(values, dtype=np.float64), lengths))
 
-    counts = _like(logits, np.concatenate([counts.counts for _, _, counts in known]))
+    counts = _like(logits, np.concatenate([counts for _, counts in listed]))
     repetition = spread([edits.repetition for _, edits, _ in known])
     values = flat[where]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= spread([edits.frequency for _, edits, _ in known]) * counts
     values -= spread([edits.presence for _, edits, _ in known]) * (counts > 0)
     flat[where] = values
+
+
+def _counted(counts: TokenCounts, row: int, prefixes: Prefixes | None) -> tuple[Ids, Ids]:
+    """Ids that occurred before a row and how often each was drawn."""
+    drafts = None if prefixes is None else prefixes.of(row)
+    if drafts is None or not len(drafts):
+        return counts.ids, counts.counts
+    return counts.with_drafts(drafts)
 
 
 def _add_bias(logits: Tensor, entries: Sequence[_Entry]) -> None:
@@ -81,6 +123,26 @@ def _ban(
     if listed:
         flat, where = _flat(logits, listed)
         flat[where] = -torch.inf
+
+
+def _mask(logits: Tensor, masks: Masks) -> None:
+    """-inf where a mask has no bit; row by row, an expanded mask takes a byte an id."""
+    vocab = logits.shape[1]
+    for index, words in zip(masks.index.tolist(), masks.words, strict=True):
+        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
+        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        logits[index].masked_fill_(forbidden, -torch.inf)
+
+
+def _ban_if_any_is_left(logits: Tensor, entries: Sequence[_Entry]) -> None:
+    """Ban the stop ids of rows with a grammar, but for those where nothing else is left."""
+    for index, edits in entries:
+        row = logits[index]
+        places = torch.from_numpy(edits.stop_ids).to(logits.device)
+        kept = row[places]
+        row[places] = -torch.inf
+        if not torch.isfinite(row.max()):
+            row[places] = kept
 
 
 def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:

@@ -1,38 +1,50 @@
-"""The synchronous engine: take requests in, run one step at a time, hand tokens out.
+"""The engine: take requests in, run steps, hand tokens out.
 
-Contract: `add` validates and queues, `step` runs one step (plan, copies, batch, model, sampler,
-commit), `abort` frees at once. A request's tokens do not depend on what runs beside it, on chunking
-or on preemption. One thread calls it: `LLM` in process, the engine host in its own process.
-Whatever a step raises leaves the requests as they were before the step.
+Contract: `add` validates and queues, `step` runs a step (plan; rows, model, sampler, drafts on the
+executor; commit), `abort` frees at once. A request's tokens do not depend on what runs beside it,
+on chunking, preemption, drafts or overlap (docs/decisions/0015-overlapped-loop.md). Blocking,
+`step` launches a step and waits for it; overlapped, it launches one and takes the results of the
+one before, which the executor thread has run meanwhile. One thread calls it: `LLM` in process, the
+engine host in its own process. When a step raises, the requests keep all that they were given;
+what was in flight is computed again.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from headrace.config import EngineConfig
+from headrace.core.kv import GroupKind, KVGroupSpec
 from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
+from headrace.core.speculation import Policy
 from headrace.engine.capacity import Capacity, plan_capacity
-from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE, build_batch, logits_per_share
-from headrace.engine.logprobs import prompt_logprobs
+from headrace.engine.executor import Executor, Order
+from headrace.engine.grammar.service import GRAMMAR_EVENT, GrammarService
+from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.outputs import NOTHING, StepOutput
-from headrace.engine.plan import Ints, PromptRecords, StepPlan, StepResult, Tokens
+from headrace.engine.plan import Ints, StepPlan, StepResult, Tokens
 from headrace.engine.reuse import Reuse, plan_reuse
 from headrace.engine.runner import ModelLike, Runner, SpecLike
-from headrace.engine.sampler import sample
 from headrace.engine.sampling_state import SamplerState
 from headrace.engine.scheduler import NewRequest, Scheduler, SchedulerLimits
-from headrace.engine.sequence import Sequence, TokenIds
+from headrace.engine.sequence import Sequence as Choice
+from headrace.engine.sequence import TokenIds
+from headrace.engine.speculation.controller import Controller
+from headrace.engine.speculation.cost import StepCost
+from headrace.engine.speculation.drafts import Drafter
 from headrace.engine.stats import EngineStats
-from headrace.errors import ContextTooLong, InvalidRequest
+from headrace.errors import ConfigError, ContextTooLong, InvalidRequest
 from headrace.kv.cache import KVCache
 from headrace.kv.manager import KVManager
 from headrace.kv.pool import BlockPool
@@ -44,6 +56,9 @@ __all__ = ["Engine", "EngineStats"]
 # Products of narrower models are too small to share: threads that wait for each other cost more
 # than they save, on a busy machine thirty times as much.
 SMALL_HIDDEN = 1024
+
+# How long an engine with nothing else to do waits for a grammar, before it looks for commands.
+GRAMMAR_WAIT_S = 0.005
 
 
 def default_threads(spec: SpecLike, platform: Platform) -> int:
@@ -60,46 +75,69 @@ class Engine:
         model: ModelLike,
         *,
         tokenizer: Tokenizer | None = None,
+        drafter: Drafter | None = None,
+        cost: StepCost | None = None,
+        temperatures: Sequence[float] | float = 1.0,
         platform: Platform | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reserve the cache memory. Raises ConfigError when model, config and memory do not fit.
 
-        tokenizer: for stop strings; without one requests that have some are refused. platform: the
-        CPU by default. clock: seconds, monotonic; for waiting times only.
+        tokenizer: for stop strings; without one requests that have some are refused. drafter: who
+        drafts; None: nobody, requests that want drafts are refused. cost: of steps, for adaptive
+        speculation; None: all drafts are verified. temperatures: what the drafter's features are
+        divided by to be confidences, one or one per draft of a block. platform: the CPU by default.
+        clock: seconds, monotonic; for waiting times only.
         """
+        if config.deterministic and not model.numerics.batch_invariant:
+            raise ConfigError(
+                "engine.deterministic needs a model loaded with batch-invariant operators.",
+                param="engine.deterministic",
+            )
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
-        dtype = model.numerics.torch_dtype
         self.config = config
         self.spec: SpecLike = model.spec
         self.capacity: Capacity = plan_capacity(
             config,
             groups,
             max_position=model.spec.max_position,
-            number_bytes=dtype.itemsize,
+            number_bytes=model.numerics.torch_dtype.itemsize,
             available_bytes=platform.memory(device).available_bytes,
         )
         self.reuse: Reuse = plan_reuse(config, model.spec, groups, model.numerics)
-        cache = KVCache(
-            groups,
-            num_blocks=self.capacity.num_blocks,
-            num_slots=self.capacity.num_slots,
-            dtype=dtype,
-            device=device,
-        )
-        invariant = model.numerics.batch_invariant
-        threads = 1 if invariant else config.threads or default_threads(model.spec, platform)
-        self._runner = Runner(model, cache, platform, threads)
-        self._row_multiple = INVARIANT_ROW_MULTIPLE if invariant else 1
-        self._max_ngram = model.max_ngram
         self._sampler = SamplerState(
-            self.capacity.num_slots, model.spec.vocab_size, model.spec.eos_id, tokenizer
+            self.capacity.num_slots,
+            model.spec.vocab_size,
+            model.spec.eos_id,
+            tokenizer,
+            deterministic=config.deterministic,
         )
+        self._grammars = GrammarService(
+            config,
+            tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_id=model.spec.eos_id,
+            clock=clock,
+        )
+        self._draft_length = 0 if drafter is None else drafter.length
+        _check_rings(groups, self._draft_length)
+        self._policy = speculation_policy(config, self._draft_length)
+        self._controller = Controller(
+            self.capacity.num_slots, self._draft_length, cost, temperatures=temperatures
+        )
+        self._executor = self._new_executor(model, platform, drafter)
+        overlap = device != "cpu" if config.overlap is None else config.overlap
+        self._ahead = 1 if overlap else 0  # steps in flight while the next is planned
+        # A pool ends its thread when nobody refers to it any longer.
+        thread = ThreadPoolExecutor(1, "executor") if overlap else None
+        self._submit = run_now if thread is None else thread.submit
+        self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._changes = _RowChanges(self._executor)
         self._scheduler = self._new_scheduler()
         self._clock = clock
-        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._seed = _engine_seed(config)
         self._added = 0
         self._undelivered: list[StepOutput] = []  # last entries of aborted requests
 
@@ -123,9 +161,17 @@ class Engine:
         Raises InvalidRequest (empty prompt, id outside the vocabulary, id of the request in use,
         what the sampler cannot do), ContextTooLong, Overloaded.
         """
-        # Numbered from 1: number 0 would give the engine's own seed.
-        new = self._checked(request, choice_seed(self._seed, self._added + 1))
+        # Numbered from 1: number 0 gives the engine's own seed, whatever came before.
+        place = 0 if self.config.deterministic else self._added + 1
+        new = self._checked(request, choice_seed(self._seed, place))
+        ticket = self._grammars.open(request.sampling.grammar)
+        waits = ticket is not None and not ticket.done
+        new = replace(
+            new, payload=(*new.payload, ticket), waits_for=(GRAMMAR_EVENT,) if waits else ()
+        )
         number = self._scheduler.enqueue(new, self._clock())
+        if ticket is not None and waits:
+            self._grammars.hold(request.request_id, ticket)
         self._added += 1
         return number
 
@@ -134,6 +180,7 @@ class Engine:
 
         An unknown id, or one that has ended, is ignored.
         """
+        self._grammars.drop(request_id)
         output = self._scheduler.cancel(request_id, self._clock())
         if output is not None:
             self._undelivered.append(output)
@@ -145,23 +192,19 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._undelivered) or len(self._scheduler) > 0
+        return bool(self._undelivered or self._in_flight) or len(self._scheduler) > 0
 
     def step(self) -> StepOutput:
-        """Run one step; entries of all requests that got tokens or ended. Empty when idle."""
-        output = NOTHING
-        plan = self._scheduler.plan(self._clock())
-        if plan is not None:
-            self._runner.copy(plan.block_copies, plan.slot_copies)
-            batch = build_batch(
-                plan,
-                self._scheduler.tokens,
-                self._scheduler.kv.block_tables,
-                max_ngram=self._max_ngram,
-                row_multiple=self._row_multiple,
-            )
-            result = self._draw(plan, self._runner.execute(batch))
-            output = self._scheduler.commit(plan, result, self._clock())
+        """Run one step; entries of all requests that got tokens or ended.
+
+        Empty when idle, and overlapped in the first step after that: its results come with the
+        next.
+        """
+        try:
+            output = self._step()
+        except BaseException:
+            self._recover()
+            raise
         # Taken out last: had the step raised, they would still be due.
         ended, self._undelivered = self._undelivered, []
         return StepOutput.concatenated([*ended, output]) if ended else output
@@ -170,43 +213,75 @@ class Engine:
         """Counters of now."""
         return self._scheduler.stats(self._clock())
 
-    # --- sampling ----------------------------------------------------------------------------
+    # --- one step ----------------------------------------------------------------------------
 
-    def _draw(self, plan: StepPlan, logits: Tensor) -> StepResult:
-        """Tokens of the sampling rows, and what ends with them."""
-        rows = plan.sampling_rows
-        positions = plan.q_start + plan.q_len
-        prompts = self._prompt_logprobs(plan, logits)
-        if plan.decodes < plan.rows.size:
-            positions = positions[plan.samples]
-        if plan.all_logits is not None:
-            last = logits_per_share(plan).cumsum()[plan.samples] - 1
-            logits = logits[last]
-        sampled = sample(logits, self._sampler, rows, positions)
-        ended = self._sampler.commit(rows, sampled.tokens)
-        return StepResult(sampled.tokens, ended, sampled.logprobs, prompts or None)
+    def _step(self) -> StepOutput:
+        self._settle_grammars(0.0)
+        plan = self._scheduler.plan(self._clock())
+        if plan is not None:
+            self._launch(plan)
+        elif not self._in_flight:
+            self._settle_grammars(GRAMMAR_WAIT_S)
+        if not self._in_flight or (plan is not None and len(self._in_flight) <= self._ahead):
+            return NOTHING
+        done, result = self._in_flight[0]
+        drawn = result.result()
+        self._in_flight.popleft()
+        return self._scheduler.commit(done, drawn, self._clock())
 
-    def _prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> dict[int, PromptRecords]:
-        """Take the prompt rows in; records of the prompts that are complete, by sampling row."""
-        complete: dict[int, PromptRecords] = {}
-        if plan.all_logits is None:
-            return complete
-        counts = logits_per_share(plan)
-        first = counts.cumsum() - counts
-        place = plan.samples.cumsum() - 1
-        for share in np.flatnonzero(plan.all_logits).tolist():
-            row, start = int(plan.rows[share]), int(plan.q_start[share])
-            collected = self._sampler.prompt_logprobs[row]
-            prompt_length = int(self._sampler.prompt_lengths[row])
-            end = min(start + int(plan.q_len[share]), prompt_length - 1)
-            chunk = logits[int(first[share]) : int(first[share]) + end - start]
-            following = self._scheduler.tokens[row, start + 1 : end + 1].astype(np.int64)
-            collected.put(start, prompt_logprobs(chunk, following, collected.top_count))
-            if plan.samples[share]:
-                complete[int(place[share])] = collected.records()
-        return complete
+    def _settle_grammars(self, timeout_s: float) -> None:
+        """Let requests run whose grammars are compiled, and end those whose cannot be."""
+        for request_id, error in self._grammars.settle(timeout_s):
+            if error is None:
+                self._scheduler.ready(request_id, GRAMMAR_EVENT, self._clock())
+                continue
+            now = self._clock()
+            output = self._scheduler.fail(request_id, error.message, error.code, now)
+            if output is not None:
+                self._undelivered.append(output)
+
+    def _launch(self, plan: StepPlan) -> None:
+        kv = self._scheduler.kv
+        width = int(kv.num_blocks[plan.rows].max(initial=1))
+        changes, self._changes.pending = self._changes.pending, []
+        order = Order(plan, kv.block_tables[plan.rows, :width], changes)
+        self._scheduler.launch(plan)
+        self._in_flight.append((plan, self._submit(partial(self._executor.run, order))))
+
+    def _recover(self) -> None:
+        """After an error: nothing is in flight, and who was running is computed again."""
+        wait([result for _, result in self._in_flight])
+        self._in_flight.clear()
+        self._scheduler.abandon(self._clock())
+        self._executor.reset()
+        self._changes.pending = []  # nobody has a row
 
     # --- set-up and checks -------------------------------------------------------------------
+
+    def _new_executor(
+        self, model: ModelLike, platform: Platform, drafter: Drafter | None
+    ) -> Executor:
+        capacity = self.capacity
+        cache = KVCache(
+            model.kv_groups(),
+            num_blocks=capacity.num_blocks,
+            num_slots=capacity.num_slots,
+            dtype=model.numerics.torch_dtype,
+            device=platform.devices()[0],
+        )
+        invariant = model.numerics.batch_invariant
+        threads = self.config.threads or default_threads(model.spec, platform)
+        return Executor(
+            Runner(model, cache, platform, 1 if invariant else threads),
+            self._sampler,
+            self._grammars.rows,
+            drafter,
+            self._controller.confidences,
+            num_rows=capacity.num_slots,
+            max_tokens=capacity.max_model_len,
+            max_ngram=model.max_ngram,
+            row_multiple=INVARIANT_ROW_MULTIPLE if invariant else 1,
+        )
 
     def _new_scheduler(self) -> Scheduler:
         config, capacity = self.config, self.capacity
@@ -226,13 +301,15 @@ class Engine:
             ),
             resume=self.reuse.resume,
             root_key=self.reuse.root,
-            hooks=_SamplerRows(self._sampler),
+            hooks=self._changes,
+            controller=self._controller if self._draft_length else None,
         )
 
     def _checked(self, request: Request, default_seed: int) -> NewRequest:
         params = request.sampling
         prompt = _token_ids(request.prompt_token_ids, self.spec.vocab_size)
         self._sampler.check(params)
+        self._grammars.check(params.grammar)
         eos = () if params.ignore_eos else (self.spec.eos_id,)
         return NewRequest(
             request_id=request.request_id,
@@ -243,8 +320,16 @@ class Engine:
             priority=request.priority,
             choices=params.n,
             all_logits=request.needs_all_rows,
+            drafts=self._wanted_drafts(params),
             payload=(request, default_seed if params.seed is None else params.seed),
         )
+
+    def _wanted_drafts(self, params: SamplingParams) -> int:
+        if params.speculation is None:
+            return self._policy.drafts
+        policy = Policy.parse(params.speculation, param="speculation", error=InvalidRequest)
+        policy.require_length(self._draft_length, param="speculation", error=InvalidRequest)
+        return policy.drafts
 
     def _length_limit(self, prompt_length: int, params: SamplingParams) -> int:
         """Tokens of prompt and output at most."""
@@ -266,21 +351,65 @@ class Engine:
         return prompt_length + params.max_tokens
 
 
-class _SamplerRows:
-    """Keeps the sampler's rows in step with the scheduler's."""
+class _RowChanges:
+    """What the executor must be told of rows before the next plan, in order."""
 
-    def __init__(self, state: SamplerState) -> None:
-        self._state = state
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.pending: list[Callable[[], None]] = []
 
-    def admitted(self, row: int, sequence: Sequence, tokens: Tokens) -> None:
-        """A row got a sequence: its sampling state is rebuilt from the known tokens."""
-        request, seed = sequence.request.payload
+    def admitted(self, row: int, sequence: Choice, tokens: Tokens) -> None:
+        """A row got a sequence: its state is rebuilt from the known tokens."""
+        request, seed, ticket = sequence.request.payload
         known: Ints = tokens.astype(np.int64)
-        self._state.admit(row, request, choice_seed(seed, sequence.choice), known)
+        choice = choice_seed(seed, sequence.choice)
+        limit, drafts = sequence.request.length_limit, sequence.request.drafts
+        graph = None if ticket is None else ticket.graph
+        admit = self._executor.admit
+        self.pending.append(partial(admit, row, request, choice, known, limit, drafts, graph))
 
     def released(self, row: int) -> None:
         """The row is free again."""
-        self._state.release(row)
+        self.pending.append(partial(self._executor.release, row))
+
+
+def run_now(task: Callable[[], StepResult]) -> Future[StepResult]:
+    """Like the `submit` of a thread pool, in this thread."""
+    future: Future[StepResult] = Future()
+    try:
+        future.set_result(task())
+    except BaseException as error:
+        future.set_exception(error)
+    return future
+
+
+def _check_rings(groups: Sequence[KVGroupSpec], draft_length: int) -> None:
+    """Raise ConfigError if drafts that are not accepted would overwrite rows still in a window."""
+    for group in groups:
+        if group.kind is GroupKind.RING and group.rows < group.window + draft_length:
+            raise ConfigError(
+                f"The drafter makes {draft_length} drafts, but the ring of {group.name!r} has only "
+                f"{group.rows - group.window} rows beyond its window of {group.window}.",
+                param="engine.draft_length",
+            )
+
+
+def speculation_policy(config: EngineConfig, draft_length: int) -> Policy:
+    """What the config says; by default "adaptive" where drafts can be made.
+
+    draft_length: drafts of a block, 0: there is no drafter. Raises ConfigError.
+    """
+    if config.speculation is None:
+        return Policy.parse("adaptive" if draft_length else "off")
+    policy = Policy.parse(config.speculation)
+    policy.require_length(draft_length)
+    return policy
+
+
+def _engine_seed(config: EngineConfig) -> int:
+    if config.seed is not None:
+        return config.seed
+    return 0 if config.deterministic else secrets.randbits(64)
 
 
 def _token_ids(ids: tuple[int, ...], vocab_size: int) -> TokenIds:

@@ -1,17 +1,19 @@
-"""A step plan as the model takes it.
+"""The shares of a step as the model takes them.
 
-Contract: `build_batch` turns the shares of a plan into rows of a `Batch`, in order, by array
-operations over all rows at once. With `row_multiple` the step is filled up with rows of table row
-0: a sequence of zeros in block 0 and slot 0, which no request owns. Called by `engine/engine.py`.
+Contract: `build_batch` turns shares into rows of a `Batch`, in order, by array operations over all
+rows at once. With `row_multiple` the step is filled up with rows of table row 0: a sequence of
+zeros in block 0 and slot 0, which no request owns. Called by `engine/executor.py`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.engine.plan import Ints, StepPlan, Tokens
+from headrace.engine.plan import Ints, Tokens
 from headrace.kv.layout import BLOCK_TOKENS
 from headrace.model.batch import NO_TOKEN, Batch
 
@@ -19,29 +21,50 @@ from headrace.model.batch import NO_TOKEN, Batch
 INVARIANT_ROW_MULTIPLE = 32
 
 
-def build_batch(
-    plan: StepPlan,
-    tokens: Tokens,
-    block_tables: npt.NDArray[np.int32],
-    *,
-    max_ngram: int,
-    row_multiple: int = 1,
-) -> Batch:
-    """Rows of `plan`, padded to a multiple of `row_multiple`.
+@dataclass(slots=True, eq=False)
+class Shares:
+    """Rows [q_start, q_start + q_len) of B requests, as they really run; int64 [B] each.
 
-    tokens: int32 [num_rows, >= INVARIANT_ROW_MULTIPLE], known ids by table row. block_tables: int32
-    [num_rows, max_blocks]. max_ngram: how many ids back an n-gram looks, at least 1.
+    rows: table rows. logits: how many of the last rows give logits. window_floor, write_from,
+    keep_from: as in `model.batch.BatchRow`. block_tables: int32 [B, M], wide enough for all rows.
     """
-    padding = -plan.total_rows % row_multiple
-    rows, q_start, q_len = plan.rows, plan.q_start, plan.q_len
-    window_floor, write_from, keep_from = plan.window_floor, plan.write_from, plan.keep_from
+
+    rows: Ints
+    q_start: Ints
+    q_len: Ints
+    logits: Ints
+    window_floor: Ints
+    write_from: Ints
+    keep_from: Ints
+    block_tables: npt.NDArray[np.int32]
+
+    def at(self, places: Ints) -> Shares:
+        """Those at `places`, int64 [n]."""
+        return Shares(*(getattr(self, name)[places] for name in Shares.__slots__))
+
+    def padded(self, rows: int) -> Shares:
+        """The same and one share of table row 0 with so many rows, of which nobody wants logits."""
+        last = dict.fromkeys(_COLUMNS, 0) | {"q_len": rows}
+        columns = {name: np.append(getattr(self, name), last[name]) for name in _COLUMNS}
+        tables = np.append(self.block_tables, np.zeros_like(self.block_tables[:1]), axis=0)
+        return Shares(**columns, block_tables=tables)
+
+
+_COLUMNS = tuple(name for name in Shares.__slots__ if name != "block_tables")
+
+
+def build_batch(shares: Shares, tokens: Tokens, *, max_ngram: int, row_multiple: int = 1) -> Batch:
+    """Rows of at least one share, padded to a multiple of `row_multiple`.
+
+    tokens: int32 [num_rows, >= INVARIANT_ROW_MULTIPLE], known ids and drafts by table row.
+    max_ngram: how many ids back an n-gram looks, at least 1.
+    """
+    padding = -int(shares.q_len.sum()) % row_multiple
     if padding:
-        rows, q_start = _with(rows, 0), _with(q_start, 0)
-        q_len = _with(q_len, padding)
-        window_floor, write_from = _with(window_floor, 0), _with(write_from, 0)
-        keep_from = _with(keep_from, 0)
+        shares = shares.padded(padding)
+    rows, q_start, q_len = shares.rows, shares.q_start, shares.q_len
     ends = q_len.cumsum()
-    if plan.decodes == rows.size:  # one row each
+    if ends[-1] == rows.size:  # one row each
         sequence = np.arange(rows.size, dtype=np.int64)
         positions = q_start.copy()
     else:
@@ -55,22 +78,22 @@ def build_batch(
         sequence=torch.from_numpy(sequence),
         q_start=q_start,
         q_len=q_len,
-        block_tables=torch.from_numpy(block_tables[rows, :width].astype(np.int64)),
+        block_tables=torch.from_numpy(shares.block_tables[:, :width].astype(np.int64)),
         slots=torch.from_numpy(rows.copy()),
         ngrams=torch.from_numpy(ngrams),
-        logit_rows=torch.from_numpy(_logit_rows(plan, ends[: plan.rows.size])),
-        window_floor=window_floor,
-        write_from=write_from,
-        keep_from=keep_from,
+        logit_rows=torch.from_numpy(last_rows(ends, shares.logits)),
+        window_floor=shares.window_floor,
+        write_from=shares.write_from,
+        keep_from=shares.keep_from,
     )
 
 
-def logits_per_share(plan: StepPlan) -> Ints:
-    """Logit rows of each share of a plan, int64 [B]: all of them, the last one or none."""
-    counts: Ints = plan.samples.astype(np.int64)
-    if plan.all_logits is not None:
-        counts = np.where(plan.all_logits, plan.q_len, counts)
-    return counts
+def last_rows(ends: Ints, counts: Ints) -> Ints:
+    """The last counts[b] numbers before ends[b], for each b in order: int64 [sum of counts]."""
+    last = counts.cumsum()
+    share = np.arange(counts.size).repeat(counts)
+    rows: Ints = np.arange(share.size, dtype=np.int64) + (ends - last)[share]
+    return rows
 
 
 def _ngrams(tokens: Tokens, rows: Ints, positions: Ints, max_ngram: int) -> Ints:
@@ -80,17 +103,3 @@ def _ngrams(tokens: Tokens, rows: Ints, positions: Ints, max_ngram: int) -> Ints
     if max_ngram > 1:
         ids[back < 0] = NO_TOKEN
     return ids
-
-
-def _logit_rows(plan: StepPlan, ends: Ints) -> Ints:
-    if plan.decodes == plan.rows.size:
-        return np.subtract(ends, 1)
-    counts = logits_per_share(plan)
-    last = counts.cumsum()
-    share = np.arange(plan.rows.size).repeat(counts)
-    rows: Ints = np.arange(share.size, dtype=np.int64) + (ends - last)[share]
-    return rows
-
-
-def _with(values: Ints, last: int) -> Ints:
-    return np.append(values, np.int64(last))

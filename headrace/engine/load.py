@@ -16,12 +16,15 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.core.protocols import Tokenizer
-from headrace.engine.engine import Engine, default_threads
+from headrace.engine.engine import Engine, default_threads, speculation_policy
+from headrace.engine.speculation.drafts import ModelDrafter
+from headrace.engine.step_cost import measure_cost
+from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
-from headrace.model.spec import ModelSpec
+from headrace.model.spec import DraftSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.platforms.cpu import CpuPlatform
 
@@ -37,7 +40,7 @@ def numerics_of(config: EngineConfig) -> Numerics:
         dtype=config.dtype,
         kv_quant=config.kv_quant,
         act_quant=config.act_quant,
-        batch_invariant=config.batch_invariant,
+        batch_invariant=config.invariant_operators,
     )
 
 
@@ -54,10 +57,49 @@ def load_engine(
     with (done_bytes, total_bytes) while weights are read. Raises CheckpointError, ModelConfigError,
     UnsupportedError, ConfigError.
     """
+    draft = ModelSpec.from_directory(checkpoint).draft
+    length = draft_length(config, draft)
     with loading_threads(checkpoint, config):
-        model = load_model(checkpoint, numerics_of(config), progress=progress)
+        model = load_model(
+            checkpoint, numerics_of(config), progress=progress, with_draft=length > 0
+        )
         warm_up(model)
-    return Engine(config, model, tokenizer=tokenizer)
+        cost = None
+        if length and speculation_policy(config, length).adaptive:
+            cost = measure_cost(model, length, config.max_num_seqs, config.max_num_batched_tokens)
+    drafter = ModelDrafter(model, length) if length else None
+    return Engine(
+        config,
+        model,
+        tokenizer=tokenizer,
+        drafter=drafter,
+        cost=cost,
+        temperatures=draft.confidence_temperatures[:length] if draft and length else 1.0,
+    )
+
+
+def draft_length(config: EngineConfig, draft: DraftSpec | None) -> int:
+    """Drafts of a block, 0: none are made.
+
+    draft: the checkpoint's draft module. Raises ConfigError if the config asks for more than its
+    block size, or for drafts where it has none: a longer block than it was trained with would
+    spoil all of its drafts.
+    """
+    most = 0 if draft is None else draft.block_size
+    policy = speculation_policy(config, most)
+    if policy.drafts == 0 and config.draft_length is None:
+        return 0
+    length = config.draft_length or (most if policy.adaptive else policy.drafts)
+    if length > most:
+        raise ConfigError(
+            f"engine.draft_length is {length}, but this checkpoint's draft module was trained with "
+            f"blocks of {most}."
+            if most
+            else f"engine.draft_length is {length}, but this checkpoint has no draft module.",
+            param="engine.draft_length",
+        )
+    policy.require_length(length)
+    return length
 
 
 def loading_threads(checkpoint: Path, config: EngineConfig) -> AbstractContextManager[None]:

@@ -33,10 +33,31 @@ class LogprobRows:
     def __len__(self) -> int:
         return len(self.index)
 
+    def at(self, places: NDArray[np.int64]) -> LogprobRows:
+        """Those whose index is one of `places` (ascending), renumbered by their place there."""
+        mine = np.isin(self.index, places)
+        return LogprobRows(
+            np.searchsorted(places, self.index[mine]),
+            self.logprobs[mine],
+            self.top_ids[mine],
+            self.top_logprobs[mine],
+            self.top_counts[mine],
+        )
+
     def find(self, index: int) -> TokenLogprobs | None:
         """The entry of one sampling row, if it has one."""
         place = int(np.searchsorted(self.index, index))
         return self.record(place) if place < len(self) and self.index[place] == index else None
+
+    def where(self, kept: NDArray[np.bool_]) -> LogprobRows:
+        """The entries at which `kept` [R] is true."""
+        return LogprobRows(
+            self.index[kept],
+            self.logprobs[kept],
+            self.top_ids[kept],
+            self.top_logprobs[kept],
+            self.top_counts[kept],
+        )
 
     def record(self, place: int) -> TokenLogprobs:
         """Entry number `place` as an object."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.logprob_rows import LogprobRows
-from headrace.engine.weights import ROWS_AT_ONCE, exp_weights, top_ids
+from headrace.engine.weights import exp_weights, rows_at_once, top_ids
 
 Ids = NDArray[np.int64]
 
@@ -27,8 +27,9 @@ def raw_logprobs(logits: Tensor, tokens: Ids, top_counts: Ids, index: Ids) -> Lo
     index: what the entries are numbered by. Row maxima must be finite.
     """
     parts = []
-    for start in range(0, len(tokens), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
+    at_once = rows_at_once(logits.shape[-1])
+    for start in range(0, len(tokens), at_once):
+        rows = slice(start, start + at_once)
         block = logits[rows]
         weights = exp_weights(block, np.ones(len(block)))
         parts.append(_rows(block, 1.0, weights, tokens[rows], top_counts[rows], index[rows]))

@@ -32,6 +32,7 @@ REASON_OF_CODE: tuple[FinishReason | None, ...] = (
     FinishReason.ABORT,
     FinishReason.ERROR,
 )
+_INTERNAL = HeadraceError.code
 CODE_OF_REASON = {reason: code for code, reason in enumerate(REASON_OF_CODE)}
 
 
@@ -42,8 +43,8 @@ class StepOutput:
     numbers: int64 [n], of the choices as `Scheduler.enqueue` gave them. names: their (request id,
     choice). index: int64 [n], position in the output. tokens: int32 [n], NO_TOKEN_DRAWN: none.
     finish: int8 [n], RUNNING or why it ended. By entry, None where nobody has any: errors, texts of
-    those that end with ERROR; cached, prompt tokens that the prefix cache had, with first tokens;
-    the others as in `StepResult`.
+    those that end with ERROR; error_codes, theirs if they are not internal errors; cached, prompt
+    tokens that the prefix cache had, with first tokens; the others as in `StepResult`.
     """
 
     numbers: Ints
@@ -56,6 +57,7 @@ class StepOutput:
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
     cached: Mapping[int, int] | None = None
+    error_codes: Mapping[int, str] | None = None
 
     def __len__(self) -> int:
         return int(self.numbers.size)
@@ -81,7 +83,7 @@ class StepOutput:
             tokens=() if token == NO_TOKEN_DRAWN else (token,),
             finish=REASON_OF_CODE[int(self.finish[entry])],
             error=error,
-            error_code=None if error is None else HeadraceError.code,
+            error_code=None if error is None else (self.error_codes or {}).get(entry, _INTERNAL),
             choice=choice,
             stop=end.stop,
             stop_cut=end.stop_cut,
@@ -114,6 +116,7 @@ class StepOutput:
             tokens=np.array([(*c.tokens, NO_TOKEN_DRAWN)[0] for c in chunks], dtype=np.int32),
             finish=np.array([CODE_OF_REASON[c.finish] for c in chunks], dtype=np.int8),
             errors={i: c.error for i, c in enumerate(chunks) if c.error is not None} or None,
+            error_codes={i: c.error_code for i, c in enumerate(chunks) if c.error_code} or None,
             ended=ends or None,
             cached={i: c.cached_tokens for i, c in enumerate(chunks) if c.cached_tokens} or None,
         )
@@ -140,6 +143,7 @@ class StepOutput:
             tokens=np.concatenate([part.tokens for part in parts]),
             finish=np.concatenate([part.finish for part in parts]),
             errors=moved("errors"),
+            error_codes=moved("error_codes"),
             ended=moved("ended"),
             logprobs=None if last.logprobs is None else _moved_rows(last.logprobs, first),
             prompt_logprobs=moved("prompt_logprobs"),

@@ -61,6 +61,23 @@ class TokenCounts:
             self._size += 1
         self._counts[place] += 1
 
+    def with_drafts(self, drafts: Ids) -> tuple[Ids, Ids]:
+        """(ids, counts) as they were after drawing `drafts`, int64 [k]; these counts stay."""
+        counts = self.counts.copy()
+        new: dict[int, int] = {}
+        for token in drafts.tolist():
+            place = self._place.get(token)
+            if place is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[place] += 1
+        if not new:
+            return self.ids, counts
+        return (
+            np.concatenate((self.ids, np.fromiter(new, np.int64, len(new)))),
+            np.concatenate((counts, np.fromiter(new.values(), np.int64, len(new)))),
+        )
+
     def copy(self) -> TokenCounts:
         """Independent counts with the same content."""
         twin = TokenCounts.__new__(TokenCounts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from headrace.engine.stops import Ended
 Ints: TypeAlias = npt.NDArray[np.int64]
 Tokens: TypeAlias = npt.NDArray[np.int32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
 PromptRecords: TypeAlias = "tuple[TokenLogprobs | None, ...]"
 
 # What the sampler gives instead of a token id for a row that it cannot draw from.
@@ -40,20 +41,50 @@ class Vote(NamedTuple):
     epoch: int
 
 
+class Lengths(Protocol):
+    """What a policy decided about the decode shares of a step; `StepDecision` is one."""
+
+    @property
+    def draft(self) -> bool:
+        """Whether new drafts are made for requests that do not verify a fixed number."""
+        ...
+
+    def lengths(self, newest: Floats, /) -> Ints:
+        """Drafts that each share verifies, int64 [decodes]; newest: survivals of the drafts at
+        hand, float64 [decodes, G]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDrafts:
+    """Drafts that the decode shares of a plan verify, and whether new ones are made.
+
+    most: int64 [decodes], each at most; cache memory is there for so many. decision: how many they
+    are, which the executor asks once it knows the newest drafts. It takes less where a request has
+    fewer drafts, or ends sooner.
+    """
+
+    most: Ints
+    decision: Lengths
+
+
 # Not frozen only for speed: a frozen dataclass takes 5 us to build, one of these 1 us.
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """Row ranges [q_start, q_start + q_len) of B requests; decode rows first.
+    """Row ranges [q_start, q_start + q_len) of B requests; decode shares first.
 
     number: counts plans. rows: int64 [B], table row = block table = slot = sampler row of each
     request. epochs: int64 [B], of the rows when planned; another one later makes the result void.
-    q_start, q_len: int64 [B]. samples: bool [B], the share ends at the last known token, so its
-    last row draws one. decodes: how many of the first shares are decode rows. total_rows: sum of
-    q_len. window_floor, write_from, keep_from: int64 [B], as in `model.batch.BatchRow`.
+    q_start, q_len: int64 [B]; of a decode share q_len is 1, the rows of its drafts come on top.
+    samples: bool [B], the share ends at the last known token, so its last row draws one. decodes:
+    how many of the first shares decode. total_rows: of the step, drafts included. window_floor,
+    write_from, keep_from: int64 [B], as in `model.batch.BatchRow`.
     all_logits: bool [B], prompt rows whose logits are all wanted; None: nobody. block_copies,
     slot_copies: int64 [n, 2], (source, target) pairs to copy before the step writes, in order.
     forks: how many forks, counted from the start, are copied then. version: of the scheduler's
-    membership when planned.
+    membership when planned. carried: bool [B], a share of the request was in flight when this was
+    planned: where it starts is known to the executor alone, q_start is the furthest place. None:
+    nobody's. drafts: None where this engine does not speculate.
     """
 
     number: int
@@ -72,6 +103,8 @@ class StepPlan:
     block_copies: Ints
     slot_copies: Ints
     forks: int
+    carried: Flags | None = None
+    drafts: PlannedDrafts | None = None
 
     @property
     def sampling_rows(self) -> Ints:
@@ -81,22 +114,45 @@ class StepPlan:
 
 @dataclass(slots=True, eq=False)
 class StepResult:
-    """What a plan's S sampling rows drew.
+    """What a plan's S sampling rows drew: T tokens, request after request.
 
-    tokens: int [S], NO_TOKEN_DRAWN where the logits were not finite. The rest is by place in [S];
-    None: nobody has any. ended: answers that the sampler's stop rules end with this token (stop
-    strings, and how a stop token is to be told). logprobs: of those that want them.
-    prompt_logprobs: of prompts that are complete now, for their first chunk.
+    tokens: int [T], NO_TOKEN_DRAWN where nothing could be drawn. counts: int64 [S], how many
+    of them each row got, 0 for one that had ended before; None: one each. The rest is by place in
+    [T]; None: nobody has any. ended: answers that the sampler's stop rules end with this token
+    (stop strings, and how a stop token is to be told). logprobs: of those that want them.
+    prompt_logprobs: of prompts that are complete now, for their first chunk. errors: why nothing
+    was drawn, where it is not that the logits were not finite. drafts: what was verified and
+    drafted; None: nothing.
     """
 
     tokens: npt.NDArray[Any]
     ended: Mapping[int, Ended] | None = None
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
+    errors: Mapping[int, str] | None = None
+    counts: Ints | None = None
+    drafts: DraftReport | None = None
+
+
+@dataclass(slots=True, eq=False)
+class DraftReport:
+    """Drafts of one step, by place in the S sampling rows of its plan.
+
+    verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held.
+    features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none. rows: of
+    the step, as it ran. forward_s, sampler_s: seconds of the model, and of drawing and verifying.
+    """
+
+    verified: Ints
+    accepted: Ints
+    features: Floats
+    rows: int = 0
+    forward_s: float = 0.0
+    sampler_s: float = 0.0
 
 
 def selected(result: StepResult, places: Ints) -> StepResult:
-    """The entries of a result at `places` (ascending), renumbered from 0."""
+    """The tokens of a result at `places` (ascending), renumbered from 0, without counts."""
     new_place = {old: new for new, old in enumerate(places.tolist())}
 
     def kept(column: Mapping[int, Any] | None) -> dict[int, Any] | None:
@@ -106,12 +162,11 @@ def selected(result: StepResult, places: Ints) -> StepResult:
 
     rows = result.logprobs
     if rows is not None:
-        mine = np.isin(rows.index, places)
-        rows = LogprobRows(
-            np.searchsorted(places, rows.index[mine]),
-            rows.logprobs[mine],
-            rows.top_ids[mine],
-            rows.top_logprobs[mine],
-            rows.top_counts[mine],
-        )
-    return StepResult(result.tokens[places], kept(result.ended), rows, kept(result.prompt_logprobs))
+        rows = rows.at(places)
+    return StepResult(
+        result.tokens[places],
+        kept(result.ended),
+        rows,
+        kept(result.prompt_logprobs),
+        kept(result.errors),
+    )

@@ -13,9 +13,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -489,4 +490,6 @@ class EngineClient:
 
 
 def _no_stats() -> EngineStats:
-    return EngineStats(*(0 for _ in fields(EngineStats)))
+    required = (field.name for field in fields(EngineStats) if field.default is MISSING)
+    counts: dict[str, Any] = dict.fromkeys(required, 0)
+    return EngineStats(**counts)

@@ -70,22 +70,22 @@ def plan_reuse(
         "model": config.served_model_name or "",
         "groups": [asdict(group) for group in groups],
         "numerics": asdict(numerics),
-        "replay": config.replay,
+        "replay": config.replay_mode,
         "truncate": truncate,
     }
     reason = ""
     if not config.prefix_cache:
         reason = "engine.prefix_cache is off"
-    elif config.replay == "off":
+    elif config.replay_mode == "off":
         reason = "engine.replay is off and no window records are stored"
     else:
         reason = spec.replay_refusal() or ""
     resume = None
     if not reason:
         resume = ResumeRules(
-            mode=cast(ReplayMode, config.replay),
+            mode=cast(ReplayMode, config.replay_mode),
             keep=spec.keep(truncate),
-            replay_rows=spec.replay_rows(config.replay, truncate),
+            replay_rows=spec.replay_rows(config.replay_mode, truncate),
             windows_suffice=truncate,
         )
     return Reuse(

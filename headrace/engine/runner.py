@@ -2,7 +2,7 @@
 
 Contract: the runner owns the model and its `KVCache`; `execute` writes the cache rows of every row
 of the batch and returns the logits that were asked for. `ModelLike` is all that the engine needs of
-a model. Called by `engine/engine.py`, one step at a time.
+a model. Called by `engine/executor.py`, one step at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.core.kv import KVGroupSpec
 from headrace.engine.plan import Ints
 from headrace.engine.reuse import ReuseSpec
+from headrace.engine.speculation.drafts import Drafter, DraftRequest, Proposal
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.ops.numerics import Numerics
@@ -100,3 +101,9 @@ class Runner:
         threads = self._platform.threads(self._threads) if self._threads else nullcontext()
         with threads, torch.inference_mode():
             return self._model.forward(batch, self._cache)
+
+    def draft(self, drafter: Drafter, request: DraftRequest) -> Proposal:
+        """What `drafter` proposes."""
+        threads = self._platform.threads(self._threads) if self._threads else nullcontext()
+        with threads, torch.inference_mode():
+            return drafter.draft(request, self._cache)

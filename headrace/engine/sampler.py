@@ -1,31 +1,36 @@
 """Logits to token ids.
 
-Contract: `sample(logits, state, rows, positions)` draws one token for each row of logits. A row's
-token and log probabilities depend on its own logits, parameters, seed, position and known tokens
-only; whatever runs beside it changes no bit. Order: edits (`engine/edits.py`), temperature, top_k,
-top_p, min_p (`engine/weights.py`), draw. The draw is the first surviving id, in id order, whose
-inclusive fp64 cumulative mass exceeds u * total, with u = `rng.uniform(seed, position)`. Rows that
-are all plainly greedy take one maximum. Called by `engine/engine.py`.
+Contract: `sample(logits, state, rows, positions)` draws one token for each row of logits; `draw` is
+its core, which `engine/speculation/verify.py` calls with drafts to check. A row's token and log
+probabilities depend on its own logits, parameters, seed, position, known tokens and drafts only;
+whatever runs beside it changes no bit. Order: edits (`engine/edits.py`), temperature, top_k, top_p,
+min_p (`engine/weights.py`), draw. Rows of the `gumbel` coupling take the highest log p + noise
+(`engine/gumbel.py`); those of `maximal` the first surviving id, in id order, whose inclusive fp64
+cumulative mass exceeds u * total, with u = `rng.uniform(seed, position)`, unless they check a draft
+(`engine/speculation/rejection.py`). Rows that are all plainly greedy take one maximum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.engine.edits import edited
+from headrace.engine import gumbel
+from headrace.engine.edits import Prefixes, edited
+from headrace.engine.grammar.rows import Masks
 from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.logprobs import joined, processed_logprobs, raw_logprobs
 from headrace.engine.plan import NO_TOKEN_DRAWN
-from headrace.engine.sampling_state import DRAWS, LOGPROBS, SHAPED, SamplerState
-from headrace.engine.uniforms import uniforms
-from headrace.engine.weights import ROWS_AT_ONCE, drop_unlikely, exp_weights
+from headrace.engine.sampling_state import DRAWS, GUMBEL, LOGPROBS, SHAPED, SamplerState
+from headrace.engine.speculation import rejection
+from headrace.engine.weights import drop_unlikely, exp_weights, rows_at_once
 
 Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,92 +43,206 @@ class SampledTokens:
     logprobs: LogprobRows | None = None
 
 
-def sample(logits: Tensor, state: SamplerState, rows: Ids, positions: Ids) -> SampledTokens:
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """What rows check. ids: int64 [S], the draft of each row, below 0: none. prefixes: the drafts
+    before each row. weights: [S, vocab], not normalised distributions that `maximal` rows' drafts
+    were drawn from; a row of zeros, or None: those drafts were not drawn at random.
+    """
+
+    ids: Ids
+    prefixes: Prefixes
+    weights: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """tokens: int64 [S], as in `SampledTokens`; a draft was accepted where it is the token.
+    agreement: float64 [S], 1 - TV(p, q) of a checked row and its draft's distribution, NaN where
+    none is known; None: all rows are plainly greedy. processed: log probabilities of the rows that
+    want processed ones.
+    """
+
+    tokens: Ids
+    agreement: NDArray[np.float64] | None = None
+    processed: list[LogprobRows] = field(default_factory=list)
+
+
+def sample(
+    logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, *, masks: Masks | None = None
+) -> SampledTokens:
     """Draw for logits [S, vocab] (fp32 or fp64; -inf bans an id); they are not changed.
 
     rows: int64 [S], table row of each; one request may stand for several positions. positions:
     int64 [S], absolute position of the token to draw (= number of known tokens, prompt included).
+    masks: what the grammars of some of the rows allow.
     """
+    drawn = draw(logits, state, rows, positions, masks=masks)
+    return SampledTokens(drawn.tokens, reported(logits, state, rows, drawn))
+
+
+def draw(
+    logits: Tensor,
+    state: SamplerState,
+    rows: Ids,
+    positions: Ids,
+    *,
+    drafts: DraftRows | None = None,
+    masks: Masks | None = None,
+) -> Drawn:
+    """The tokens of `sample`; rows with a draft draw given that the drafts before it are right."""
     highest, greedy = logits.max(dim=-1)  # NaN wins; of equals the first
     tokens = _with_undrawable(greedy, highest)
     flags = state.flags[rows]
-    if not flags.any():
-        return SampledTokens(tokens)
+    if masks is None and not flags.any():
+        return Drawn(tokens)
     drawable = tokens >= 0
-    changed = edited(logits, state, rows, positions)
+    prefixes = None if drafts is None else drafts.prefixes
+    changed = edited(logits, state, rows, positions, prefixes=prefixes, masks=masks)
     if changed is not logits:
         highest, greedy = changed.max(dim=-1)
         tokens = np.where(drawable, _with_undrawable(greedy, highest), NO_TOKEN_DRAWN)
         drawable = tokens >= 0
-    wants_logprobs = (flags & LOGPROBS) != 0
-    processed = wants_logprobs & state.processed[rows]
+    draws = drawable & ((flags & DRAWS) != 0)
+    processed = drawable & ((flags & LOGPROBS) != 0) & state.processed[rows]
+    noisy = draws & ((flags & GUMBEL) != 0)
+    index = np.flatnonzero(noisy)
+    if len(index):
+        tokens[index] = noisy_tokens(taken(changed, index), state, rows[index], positions[index])
+    # Greedy and noisy rows go along only for the distribution that they report.
+    weighted = np.flatnonzero((draws & ~noisy) | processed)
+    agreement = np.full(len(tokens), np.nan)
     parts: list[LogprobRows] = []
-    # Greedy rows go along only for the distribution that they report.
-    weighted = np.flatnonzero(drawable & (((flags & DRAWS) != 0) | processed))
-    for start in range(0, len(weighted), ROWS_AT_ONCE):
-        index = weighted[start : start + ROWS_AT_ONCE]
+    at_once = rows_at_once(logits.shape[1])
+    for start in range(0, len(weighted), at_once):
+        index = weighted[start : start + at_once]
         block = _Block(changed, state, rows, positions, index)
-        tokens[index] = np.where((flags[index] & DRAWS) != 0, block.draw(), tokens[index])
+        block.draw(tokens, agreement, draws & ~noisy, drafts)
         if processed[index].any():
             parts.append(block.logprobs(tokens, processed))
-    raw = np.flatnonzero(drawable & wants_logprobs & ~processed)
-    if len(raw):
-        counts = state.top_logprobs[rows[raw]]
-        chosen = logits[torch.from_numpy(raw).to(logits.device)]
-        parts.append(raw_logprobs(chosen, tokens[raw], counts, raw))
-    return SampledTokens(tokens, joined(parts) if parts else None)
+    return Drawn(tokens, agreement, parts)
+
+
+def reported(
+    logits: Tensor, state: SamplerState, rows: Ids, drawn: Drawn, emitted: Flags | None = None
+) -> LogprobRows | None:
+    """Log probabilities of the drawn tokens that want them, of the `emitted` rows [S] only."""
+    if drawn.agreement is None:  # plainly greedy rows that want nothing else
+        return None
+    wanted = (state.flags[rows] & LOGPROBS) != 0
+    if not wanted.any():
+        return None
+    raw = wanted & (drawn.tokens >= 0) & ~state.processed[rows]
+    if emitted is not None:
+        raw &= emitted
+    index = np.flatnonzero(raw)
+    parts = list(drawn.processed)
+    if emitted is not None:
+        parts = [part.where(emitted[part.index]) for part in parts]
+    if len(index):
+        counts = state.top_logprobs[rows[index]]
+        parts.append(raw_logprobs(taken(logits, index), drawn.tokens[index], counts, index))
+    return joined(parts) if parts else None
+
+
+def taken(values: Tensor, index: Ids) -> Tensor:
+    """Rows `index` (ascending, distinct) of `values`, which is not copied if these are all."""
+    if len(index) == len(values):
+        return values
+    return values[torch.from_numpy(index).to(values.device)]
+
+
+def shaped_weights(logits: Tensor, state: SamplerState, table: Ids) -> Tensor:
+    """Weights, fp64 [R, vocab], that rows `table` of the state draw edited `logits` with."""
+    weights = exp_weights(logits, state.temperatures[table])
+    shaped = np.flatnonzero(state.flags[table] & SHAPED)
+    if len(shaped):
+        part, chosen = taken(weights, shaped), table[shaped]
+        drop_unlikely(
+            taken(logits, shaped),
+            part,
+            state.top_k[chosen],
+            state.top_p[chosen],
+            state.min_p[chosen],
+        )
+        if part is not weights:
+            weights[torch.from_numpy(shaped).to(weights.device)] = part
+    return weights
+
+
+def noisy_tokens(logits: Tensor, state: SamplerState, table: Ids, positions: Ids) -> Ids:
+    """Draws of the `gumbel` coupling, int64 [R], from edited logits of rows `table`."""
+    tokens = np.empty(len(table), dtype=np.int64)
+    shaped = (state.flags[table] & SHAPED) != 0
+    index = np.flatnonzero(~shaped)
+    if len(index):
+        rows = table[index]
+        tokens[index] = gumbel.draw(
+            taken(logits, index), state.temperatures[rows], state.seeds[rows], positions[index]
+        )
+    shaped_index = np.flatnonzero(shaped)
+    at_once = rows_at_once(logits.shape[1])
+    for start in range(0, len(shaped_index), at_once):
+        index = shaped_index[start : start + at_once]
+        rows, block = table[index], taken(logits, index)
+        weights = shaped_weights(block, state, rows).cpu().numpy()
+        # Much faster than np.nonzero of two dimensions.
+        owners, ids = np.divmod(np.flatnonzero(weights), weights.shape[1])
+        tokens[index] = gumbel.draw_among(
+            block, state.temperatures[rows], state.seeds[rows], positions[index], owners, ids
+        )
+    return tokens
 
 
 class _Block:
-    """Weights of at most ROWS_AT_ONCE rows."""
+    """Weights of a bounded number of rows."""
 
     def __init__(
         self, logits: Tensor, state: SamplerState, rows: Ids, positions: Ids, index: Ids
     ) -> None:
         """index: int64, which rows of `logits`."""
         table = rows[index]
-        whole = len(index) == len(logits)
-        self._logits = logits if whole else logits[torch.from_numpy(index).to(logits.device)]
         self._index = index
-        self._numbers = uniforms(state.seeds[table], positions[index])
+        self._logits = taken(logits, index)
+        self._weights = shaped_weights(self._logits, state, table)
+        self._seeds = state.seeds[table]
+        self._positions = positions[index]
         self._temperatures = state.temperatures[table]
         self._top_counts = state.top_logprobs[table]
-        self._weights = exp_weights(self._logits, self._temperatures)
-        shaped = np.flatnonzero(state.flags[table] & SHAPED)
-        if len(shaped) == len(index):
-            self._shape(self._logits, self._weights, state, table)
-        elif len(shaped):
-            places = torch.from_numpy(shaped).to(logits.device)
-            weights = self._weights[places]
-            self._shape(self._logits[places], weights, state, table[shaped])
-            self._weights[places] = weights
 
-    def draw(self) -> Ids:
-        """One token per row."""
-        cumulative = self._weights.cumsum(dim=-1)
-        numbers = torch.from_numpy(self._numbers).to(cumulative.device)
-        targets = numbers[:, None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
-        result: Ids = drawn.cpu().numpy()
-        return result
+    def draw(
+        self,
+        tokens: Ids,
+        agreement: NDArray[np.float64],
+        draws: Flags,
+        drafts: DraftRows | None,
+    ) -> None:
+        """Put what the rows that are in `draws` [S] draw into `tokens` and `agreement` [S]."""
+        places = np.flatnonzero(draws[self._index])
+        if not len(places):
+            return
+        index = self._index[places]
+        weights, seeds = taken(self._weights, places), self._seeds[places]
+        positions = self._positions[places]
+        if drafts is None:
+            tokens[index] = rejection.fresh(weights, seeds, positions)
+            return
+        q = None if drafts.weights is None else taken(drafts.weights, index)
+        checked = rejection.check(weights, drafts.ids[index], q, seeds, positions)
+        tokens[index], agreement[index] = checked
 
-    def logprobs(self, tokens: Ids, wanted: NDArray[np.bool_]) -> LogprobRows:
+    def logprobs(self, tokens: Ids, wanted: Flags) -> LogprobRows:
         """Processed log probabilities of the rows of this block that are `wanted` [S]."""
         places = np.flatnonzero(wanted[self._index])
-        chosen = torch.from_numpy(places).to(self._logits.device)
         index = self._index[places]
         return processed_logprobs(
-            self._logits[chosen],
+            taken(self._logits, places),
             self._temperatures[places],
-            self._weights[chosen],
+            taken(self._weights, places),
             tokens[index],
             self._top_counts[places],
             index,
         )
-
-    @staticmethod
-    def _shape(logits: Tensor, weights: Tensor, state: SamplerState, table: Ids) -> None:
-        drop_unlikely(logits, weights, state.top_k[table], state.top_p[table], state.min_p[table])
 
 
 def _with_undrawable(ids: Tensor, highest: Tensor) -> Ids:

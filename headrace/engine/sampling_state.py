@@ -6,8 +6,9 @@ Contract, for the scheduler (no torch here):
 - `admit(row, request, seed, tokens)` when a request gets its row, the first time and after each
   preemption or restore: everything is rebuilt from the known tokens. `seed`: of this choice, that
   is, already through `rng.choice_seed`.
-- `commit(rows, tokens)` once per step with the drawn tokens: counts them for the penalties and
-  says which answers they end by a stop token or string (EOS and length are the scheduler's).
+- `commit(rows, tokens, counts)` once per step with the emitted tokens, some of each row: counts
+  them for the penalties and says which answers they end by a stop token or string (EOS and length
+  are the scheduler's). Drafts are never committed before they are accepted.
 - `copy(parent, child, seed)` for a fork, `release(row)` at the end; a free row may be released.
 - `all_rows[row]`: this admission must compute every prompt row and give its logits
   (`logprobs.prompt_logprobs`). Hand the result to `prompt_logprobs[row].put(start, rows)` and send
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
-from headrace.core.sampling import LogprobsMode, SamplingParams
+from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams
 from headrace.engine.logprob_rows import PromptLogprobs
 from headrace.engine.penalties import TokenCounts
 from headrace.engine.stops import Ended, StopTable
@@ -39,6 +40,7 @@ DRAWS = 1  # not greedy
 SHAPED = 2  # top_k, top_p or min_p
 EDITED = 4  # penalties, bias, masks
 LOGPROBS = 8
+GUMBEL = 16  # draws by the `gumbel` coupling, else by `maximal`
 
 
 @dataclass(slots=True)
@@ -71,9 +73,18 @@ class SamplerState:
     """Sampling parameters and history of the running requests; arrays of length `num_rows`."""
 
     def __init__(
-        self, num_rows: int, vocab_size: int, eos_id: int, tokenizer: Tokenizer | None = None
+        self,
+        num_rows: int,
+        vocab_size: int,
+        eos_id: int,
+        tokenizer: Tokenizer | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
-        """num_rows: of the request table, row 0 (never used) included."""
+        """num_rows: of the request table, row 0 (never used) included. deterministic: every request
+        draws by the `gumbel` coupling.
+        """
+        self._deterministic = deterministic
         self._vocab_size = vocab_size
         self._eos_id = eos_id
         self.stops = StopTable(num_rows, tokenizer)
@@ -104,6 +115,12 @@ class SamplerState:
                     f"{count}.",
                     param=name,
                 )
+        if self._deterministic and params.coupling == Coupling.MAXIMAL:
+            raise InvalidRequest(
+                'coupling "maximal" gives tokens that depend on what runs beside a request, and '
+                'this engine is deterministic: leave coupling out or set "gumbel".',
+                param="coupling",
+            )
         self.stops.check(params)
         self._check_drawable(params)
 
@@ -121,6 +138,7 @@ class SamplerState:
         flags = 0
         if not params.greedy:
             flags |= DRAWS | (SHAPED if params.shaped else 0)
+            flags |= GUMBEL if self._coupling(params) == Coupling.GUMBEL else 0
         edits = self._edits(params, tokens, prompt_length)
         if edits is not None:
             self.edits[row] = edits
@@ -135,14 +153,26 @@ class SamplerState:
             self.all_rows[row] = True
             self.prompt_logprobs[row] = PromptLogprobs(prompt_length, params.prompt_logprobs or 0)
 
-    def commit(self, rows: Ids, tokens: NDArray[Any]) -> dict[int, Ended]:
-        """Take one drawn token of each of `rows` in; see `StopTable.push`. Ids below 0: none."""
-        if self.edits:
-            for index in np.flatnonzero(self.flags[rows] & EDITED).tolist():
-                counts = self.edits[int(rows[index])].counts
-                if counts is not None and tokens[index] >= 0:
-                    counts.add(int(tokens[index]))
-        return self.stops.push(rows, tokens)
+    def commit(
+        self, rows: Ids, tokens: NDArray[Any], counts: Ids | None = None
+    ) -> dict[int, Ended]:
+        """Take the emitted tokens in; gives place in `tokens` -> how that answer ends there.
+
+        rows: int64 [R]. tokens: those of the first row, then those of the next ...; ids below 0:
+        nothing was drawn. counts: int64 [R], tokens of each row; None: one. Tokens behind the one
+        that ends an answer are not looked at.
+        """
+        if counts is None:
+            return self._commit_one(rows, tokens, np.arange(len(rows)))
+        ended: dict[int, Ended] = {}
+        going = np.ones(len(rows), dtype=np.bool_)
+        starts = counts.cumsum() - counts
+        for offset in range(int(counts.max(initial=0))):
+            index = np.flatnonzero(going & (counts > offset))
+            now = self._commit_one(rows[index], tokens, starts[index] + offset)
+            going[np.searchsorted(starts + counts, list(now), side="right")] = False
+            ended |= now
+        return ended
 
     def copy(self, parent: int, child: int, seed: int) -> None:
         """Let the free row `child` start like `parent`, with a seed of its own."""
@@ -172,6 +202,22 @@ class SamplerState:
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _coupling(self, params: SamplingParams) -> Coupling:
+        if params.coupling is not None:
+            return params.coupling
+        keyed = params.seed is not None or self._deterministic
+        return Coupling.GUMBEL if keyed else Coupling.MAXIMAL
+
+    def _commit_one(self, rows: Ids, tokens: NDArray[Any], places: Ids) -> dict[int, Ended]:
+        """One token of each of `rows`, at `places` of `tokens`; keys are such places."""
+        drawn = tokens[places]
+        if self.edits:
+            for index in np.flatnonzero(self.flags[rows] & EDITED).tolist():
+                counts = self.edits[int(rows[index])].counts
+                if counts is not None and drawn[index] >= 0:
+                    counts.add(int(drawn[index]))
+        return {int(places[index]): end for index, end in self.stops.push(rows, drawn).items()}
+
     def _edits(
         self, params: SamplingParams, tokens: NDArray[Any], prompt_length: int
     ) -> RowEdits | None:
@@ -181,6 +227,7 @@ class SamplerState:
             or params.banned_token_ids
             or params.allowed_token_ids is not None
             or params.min_tokens
+            or params.grammar is not None  # its masks come with each step
         ):
             return None
         counts = None

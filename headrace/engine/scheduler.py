@@ -10,6 +10,7 @@ Called by `engine/engine.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,20 +19,23 @@ from typing import Any
 import numpy as np
 
 from headrace.engine.admission import Admission, RowHooks, SchedulerLimits
-from headrace.engine.outputs import ERROR, LENGTH, NOTHING, RUNNING, STOP, Codes, StepOutput
+from headrace.engine.commit import commit_shares, end_codes, finish, valid_shares
+from headrace.engine.outputs import ABORT, ERROR, NOTHING, StepOutput
 from headrace.engine.plan import (
     NO_COPIES,
+    Flags,
     Ints,
+    PlannedDrafts,
     StepPlan,
     StepResult,
     Tokens,
     Vote,
-    selected,
 )
 from headrace.engine.queues import WaitQueues
 from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
+from headrace.engine.speculation.controller import Controller
 from headrace.engine.stats import EngineStats
-from headrace.engine.tables import PREFILL, DecodeSet
+from headrace.engine.tables import DECODE, PREFILL, DecodeSet
 from headrace.errors import InternalError
 from headrace.kv.manager import KVManager
 from headrace.kv.resume import ResumeRules
@@ -60,20 +64,24 @@ class Scheduler:
         resume: ResumeRules | None = None,
         root_key: bytes | None = None,
         hooks: RowHooks | None = None,
+        controller: Controller | None = None,
     ) -> None:
         """`kv` belongs to this object from now on; its rows are the rows of the request table.
 
         resume: rules of prefix hits; None, or no `root_key` (see `core.hashing`): nothing is looked
-        up or kept. hooks: told who gets and loses a row.
+        up or kept. hooks: told who gets and loses a row. controller: how many drafts are verified;
+        None: none are, and `NewRequest.drafts` counts for nothing.
         """
         self._limits = limits
-        self._desk = Admission(kv, limits, resume, root_key, hooks)
+        self._controller = controller
+        self._desk = Admission(kv, limits, resume, root_key, hooks, controller)
         self._decodes = DecodeSet.of(self._desk.table, kv.num_blocks, kv.block_tokens)
         self._decodes_of = -1  # version that `_decodes` belongs to
         self._plans = 0
         self._void_until = 0  # number of the last plan that a restore made void
         self._all_ran = 0  # step in which all decoding rows ran last
         self._last: StepPlan | None = None  # newest plan, until it is committed
+        self._in_flight: deque[StepPlan] = deque()  # launched, not committed
 
     # --- requests in and out -----------------------------------------------------------------
 
@@ -119,7 +127,15 @@ class Scheduler:
 
     def cancel(self, request_id: str, now: float) -> StepOutput | None:
         """Drop a request and free all it holds at once; its last entries, None if it is unknown."""
-        return self._desk.cancel(request_id, now)
+        return self._desk.drop(request_id, ABORT, now)
+
+    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
+        """`cancel` for a request that cannot go on; message and code: of the HeadraceError."""
+        output = self._desk.drop(request_id, ERROR, now)
+        if output is not None:
+            output.errors = dict.fromkeys(range(len(output)), message)
+            output.error_codes = dict.fromkeys(range(len(output)), code)
+        return output
 
     def preempt(self, request_id: str, now: float) -> None:
         """Take the rows of a request away; it is computed again later. Unknown ids are ignored."""
@@ -152,6 +168,9 @@ class Scheduler:
         limit = self._limits.max_num_batched_tokens
         rows = limit if budget is None else min(budget, limit)
         desk.queues.age(desk.steps)
+        if self._in_flight or self._controller is not None:
+            plan = self._plan_ahead(rows, now)
+            return plan if plan.total_rows else self._idle_plan(votes)
         self._refresh()
         if self._decodes.growth_in < 0:
             self._grow(now)
@@ -163,20 +182,36 @@ class Scheduler:
             plan = self._decode_plan(decodes)
             self._all_ran = desk.steps
         else:
-            plan = self._mixed_plan(rows, now)
+            plan = self._mixed_plan(decodes.rows, rows, now)
             if plan.total_rows == 0:
                 return self._idle_plan(votes)
         self._last = plan
         return plan
 
+    def launch(self, plan: StepPlan) -> None:
+        """Say that a plan is being carried out: the next one is made on top of it.
+
+        Plans are committed in the order of their launch. One that is not launched is overtaken by
+        the next plan; plans with drafts must be.
+        """
+        self._in_flight.append(plan)
+        self._desk.copying(plan.forks)
+        if plan.drafts is not None and self._controller is not None:
+            drafting = self._drafting(plan)
+            rows = plan.sampling_rows
+            self._desk.table.drafted[rows] = drafting
+            self._controller.launch(rows[drafting])
+
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
-        """Take the result of a plan: one token per sampling row.
+        """Take the result of a plan: the tokens of its sampling rows.
 
         Shares whose row has changed hands since (cancelled, preempted), and plans that were
         overtaken by another plan of the same rows, are void.
         """
         if plan.number <= self._void_until:
             return NOTHING
+        if self._in_flight and self._in_flight.popleft() is not plan:
+            raise InternalError("A plan is committed before one that was launched earlier.")
         desk = self._desk
         desk.steps += 1
         desk.copied(plan.forks)
@@ -184,9 +219,20 @@ class Scheduler:
         if plan is self._last and plan.version == desk.version and plan.rows is decodes.rows:
             output = self._commit_decodes(decodes, result, now)
         else:
-            output = self._commit_any(plan, result, now)
+            valid = valid_shares(desk.table, plan)
+            self._commit_drafts(plan, result, valid)
+            self._decodes_of = -1
+            output = commit_shares(desk, plan, result, valid, now)
         self._last = None
         return output
+
+    def abandon(self, now: float) -> None:
+        """All plans in flight are lost: they are void, and whoever runs is computed again."""
+        self._in_flight.clear()
+        self._void_until = self._plans
+        self._last = None
+        for row in np.flatnonzero(self._desk.table.state).tolist():
+            self._desk.preempt(row, now)
 
     def stats(self, now: float) -> EngineStats:
         """Counters at `now`."""
@@ -212,6 +258,7 @@ class Scheduler:
         self._void_until = self._plans
         self._decodes_of = -1
         self._last = None
+        self._in_flight.clear()
         self._desk.admit_hooks()
 
     def _state(self) -> dict[str, Any]:
@@ -264,41 +311,141 @@ class Scheduler:
             desk.forks_handed_out,
         )
 
-    def _mixed_plan(self, budget: int, now: float) -> StepPlan:
-        """Decode rows, prompt chunks and new admissions."""
-        decodes = self._decodes.rows
-        prefills = np.array(self._desk.prefilling, dtype=np.int64)
+    def _plan_ahead(self, budget: int, now: float) -> StepPlan:
+        """The same while another step is in flight, or with drafts to verify."""
+        table = self._desk.table
+        table.look_ahead(self._in_flight)
+        return self._mixed_plan(self._grow_ahead(now), budget, now)
+
+    def _mixed_plan(self, decodes: Ints, budget: int, now: float) -> StepPlan:
+        """Decode rows with their drafts, prompt chunks and new admissions."""
+        desk, table = self._desk, self._desk.table
+        prefills = self._prefills()
         if decodes.size + prefills.size > budget:
             decodes, prefills, q_len = self._tight(decodes, prefills, budget)
+            drafts, draft_rows = self._drafts(decodes, prefills, 0)
         else:
             left = budget - decodes.size
-            self._desk.admit(left, now)
-            prefills, q_len = self._chunks(np.array(self._desk.prefilling, dtype=np.int64), left)
-        table = self._desk.table
+            drafts, draft_rows = self._drafts(decodes, prefills, left)
+            left -= draft_rows
+            desk.admit(left, now)
+            prefills, q_len = self._chunks(self._prefills(), left)
         rows = np.concatenate((decodes, prefills))
-        table.last_step[rows] = self._desk.steps
-        q_start = table.computed[rows]
+        table.last_step[rows] = desk.steps
+        carried = None
+        if self._in_flight:
+            q_start = np.concatenate((table.most[decodes] - 1, table.planned[prefills]))
+            carried = table.flying[rows] > 0
+        else:
+            q_start = table.computed[rows]
         lengths = np.concatenate((np.ones(decodes.size, dtype=np.int64), q_len))
+        samples = q_start + lengths == table.length[rows]
+        samples[: decodes.size] = True
         all_logits = table.all_logits[rows]
+        all_logits[: decodes.size] = False
         self._plans += 1
-        return StepPlan(
+        plan = StepPlan(
             number=self._plans,
-            version=self._desk.version,
+            version=desk.version,
             rows=rows,
             epochs=table.epoch[rows],
             q_start=q_start,
             q_len=lengths,
-            samples=q_start + lengths == table.length[rows],
+            samples=samples,
             decodes=decodes.size,
-            total_rows=int(lengths.sum()),
+            total_rows=int(lengths.sum()) + draft_rows,
             window_floor=table.window_floor[rows],
             write_from=table.write_from[rows],
             keep_from=table.keep_from[rows],
             all_logits=all_logits if all_logits.any() else None,
-            block_copies=self._desk.block_copies_due(),
-            slot_copies=self._desk.slot_copies_due(),
-            forks=self._desk.forks_handed_out,
+            block_copies=desk.block_copies_due(),
+            slot_copies=desk.slot_copies_due(),
+            forks=desk.forks_handed_out,
+            carried=carried,
+            drafts=drafts,
         )
+        return plan
+
+    # --- looking ahead -----------------------------------------------------------------------
+
+    def _prefills(self) -> Ints:
+        """Rows with prompt rows that are neither computed nor in flight, by admission."""
+        rows = np.array(self._desk.prefilling, dtype=np.int64)
+        if not self._in_flight:
+            return rows
+        table = self._desk.table
+        return rows[table.planned[rows] < table.length[rows]]
+
+    def _ready_rows(self) -> Ints:
+        """Rows that draw a token each in the next step, by arrival.
+
+        Left out: who has certainly reached its length, and the first choice of several until the
+        others have forked, for which its slot must not move on.
+        """
+        table = self._desk.table
+        drawn = (table.state == PREFILL) & (table.flying > 0)
+        for row in np.flatnonzero(drawn).tolist():
+            drawn[row] = not table.sequence(row).siblings
+        rows = np.flatnonzero(drawn | (table.state == DECODE))
+        rows = rows[table.room(rows) > 0]
+        return rows[table.number[rows].argsort()]
+
+    def _grow_ahead(self, now: float) -> Ints:
+        """Blocks for all tokens that may be known once all in flight has run; the ready rows.
+
+        May preempt.
+        """
+        desk, table = self._desk, self._desk.table
+        while True:
+            rows = self._ready_rows()
+            short = table.most[rows] > desk.kv.num_blocks[rows] * desk.kv.block_tokens
+            desk.bind_newest(rows[short])
+            if desk.kv.grow(rows[short], table.most[rows][short]) is None:
+                return rows
+            desk.preempt(desk.victim(), now)
+
+    def _drafts(self, rows: Ints, prefills: Ints, left: int) -> tuple[PlannedDrafts | None, int]:
+        """Drafts that these decode rows verify in at most `left` rows, and how many rows they take.
+
+        While prompts wait they get half of the rows.
+        """
+        controller, desk = self._controller, self._desk
+        if controller is None:
+            return None, 0
+        waiting = int(self._remaining(prefills).sum())
+        if waiting or desk.candidate() is not None:
+            left //= 2
+        table = desk.table
+        limits = np.clip(table.room(rows) - 1, 0, controller.draft_length)
+        limits[~table.drafted[rows] | (table.wanted[rows] == 0)] = 0
+        limits = self._cover(rows, limits)
+        decision = controller.decide(
+            rows, table.wanted[rows], limits, other_rows=min(waiting, left), room=left
+        )
+        most = decision.fixed + decision.limits
+        return PlannedDrafts(most, decision), int(decision.fixed.sum()) + decision.total
+
+    def _cover(self, rows: Ints, drafts: Ints) -> Ints:
+        """Give rows the blocks for their drafts, int64 [n]; as many drafts as have some.
+
+        Nobody is preempted for a draft.
+        """
+        desk, table = self._desk, self._desk.table
+        needed = np.minimum(table.most[rows] + drafts, table.limit[rows])
+        short = needed > desk.kv.num_blocks[rows] * desk.kv.block_tokens
+        if short.any():
+            desk.bind_newest(rows[short])
+            if desk.kv.grow(rows[short], needed[short]) is not None:
+                room = desk.kv.num_blocks[rows] * desk.kv.block_tokens - table.most[rows]
+                drafts = np.minimum(drafts, room)
+        return drafts
+
+    def _drafting(self, plan: StepPlan) -> Flags:
+        """For which sampling rows of a plan new drafts are made, bool [S]."""
+        wanted = self._desk.table.wanted[plan.sampling_rows]
+        if plan.drafts is None:
+            return np.zeros(wanted.size, dtype=np.bool_)
+        return wanted != 0 if plan.drafts.decision.draft else wanted > 0
 
     def _idle_plan(self, votes: Items[Vote] | None) -> StepPlan | None:
         desk = self._desk
@@ -330,7 +477,7 @@ class Scheduler:
 
     def _remaining(self, rows: Ints) -> Ints:
         table = self._desk.table
-        return table.length[rows] - table.computed[rows]
+        return table.length[rows] - table.planned[rows]
 
     def _age_ranks(self, rows: Ints) -> Ints:
         """Let rows age that have not run for `ageing_steps` steps; ranks of all `rows`."""
@@ -402,7 +549,7 @@ class Scheduler:
             position - decodes.prompt_length,
             tokens,
             decodes.running,
-            None,
+            result.errors,
             result.ended,
             result.logprobs,
             result.prompt_logprobs,
@@ -410,79 +557,26 @@ class Scheduler:
         # A bytes search: any() costs three times as much, which shows with a single request.
         hit = b"\x01" in (tokens == decodes.stops).tobytes()
         if hit or decodes.limit_in <= 0 or result.ended or not decodes.started:
-            self._finish(output, rows, position, now)
+            codes = end_codes(table, rows, position, tokens, result.ended)
+            finish(self._desk, output, rows, position, codes, now)
         return output
 
-    def _commit_any(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
-        """Prompt chunks, or shares that are void by now."""
-        desk = self._desk
-        table = desk.table
-        rows = plan.rows
-        valid = (table.epoch[rows] == plan.epochs) & (table.computed[rows] == plan.q_start)
-        places = np.flatnonzero(valid[plan.samples])
-        if places.size < result.tokens.size:
-            result = selected(result, places)
-        if not valid.all():
-            rows = rows[valid]
-        q_len = plan.q_len[valid]
-        table.computed[rows] = plan.q_start[valid] + q_len
-        sampled = rows[plan.samples[valid]]
-        position = table.length[sampled]
-        tokens = result.tokens.astype(np.int32, copy=False)
-        table.tokens[sampled, position] = tokens
-        table.length[sampled] = position + (tokens >= 0)
-        for row in rows[table.state[rows] == PREFILL].tolist():
-            desk.bind(row)
-        desk.count_step(int(q_len.sum()), sampled.size)
-        desk.start_decoding(sampled[table.state[sampled] == PREFILL])
-        output = StepOutput(
-            table.number[sampled],
-            list(map(table.names.__getitem__, sampled.tolist())),
-            position - table.prompt_length[sampled],
-            tokens,
-            np.zeros(sampled.size, dtype=np.int8),
-            None,
-            result.ended,
-            result.logprobs,
-            result.prompt_logprobs,
-        )
-        self._decodes_of = -1
-        self._finish(output, sampled, position, now)
-        return output
-
-    def _finish(self, output: StepOutput, rows: Ints, position: Ints, now: float) -> None:
-        """First tokens, forks and ends of a step; sets what its output says of them."""
-        desk = self._desk
-        firsts = np.flatnonzero(output.index == 0)
-        desk.note_first_tokens(rows[firsts], now)
-        hits = zip(firsts.tolist(), map(desk.table.sequence, rows[firsts].tolist()), strict=True)
-        output.cached = {i: one.resumed_at for i, one in hits if one.resumed_at > 0} or None
-        codes = self._codes(output, rows, position)
-        ending = np.flatnonzero(codes)
-        for row in rows[(output.index == 0) & (output.tokens >= 0)].tolist():
-            desk.fork_siblings(row, now)
-        if ending.size == 0:
+    def _commit_drafts(self, plan: StepPlan, result: StepResult, valid: Flags) -> None:
+        """What became of the drafts, and what the new ones are worth."""
+        controller, report = self._controller, result.drafts
+        if controller is None or report is None:
             return
-        output.finish = codes
-        for entry in ending.tolist():
-            code = int(codes[entry])
-            if code == ERROR:
-                text = f"The logits at position {position[entry] - 1} are not finite."
-                output.errors = {**(output.errors or {}), entry: text}
-            desk.end(desk.table.sequence(int(rows[entry])), code, now)
-
-    def _codes(self, output: StepOutput, rows: Ints, position: Ints) -> Codes:
-        """Why each answer ends, or RUNNING; a stop wins over the length."""
-        table = self._desk.table
-        tokens = output.tokens
-        length = position + 1
-        codes = np.where(length >= table.limit[rows], LENGTH, RUNNING).astype(np.int8)
-        stops = (tokens == table.stops[1:, rows]).any(axis=0) & (tokens >= 0)
-        codes[stops & (length >= table.stop_from[rows])] = STOP
-        if output.ended:
-            codes[list(output.ended)] = STOP
-        codes[tokens < 0] = ERROR
-        return codes
+        count = valid[plan.samples]
+        rows = plan.sampling_rows
+        self._desk.count_drafts(report.verified[count], report.accepted[count])
+        judged = count & (report.verified > 0)
+        controller.outcome(rows[judged], report.verified[judged], report.accepted[judged])
+        arrived = count & self._drafting(plan)
+        controller.arrive(rows[arrived], report.features[arrived])
+        if controller.cost is not None and report.rows and plan.decodes == plan.rows.size:
+            controller.cost.observe(
+                report.rows, report.forward_s, requests=plan.decodes, sampler_s=report.sampler_s
+            )
 
 
 def _packed(wanted: Ints, budget: int) -> Ints:

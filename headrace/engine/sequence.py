@@ -27,8 +27,9 @@ class NewRequest:
     tokens that end it, once it has min_tokens output tokens. priority: lower is sooner. choices:
     answers wanted. cache_keys: whether its blocks may be found in and put into the prefix cache.
     all_logits: wants logits of all prompt rows, so it is computed without a prefix hit and without
-    truncation. waits_for: external events (grammar, image) that must be `ready` first. payload:
-    whatever the row hooks need (sampling parameters), not looked at here.
+    truncation. drafts: how many a step verifies of it, as `core.speculation.Policy` has it.
+    waits_for: external events (grammar, image) that must be `ready` first. payload: whatever the
+    row hooks need (sampling parameters), not looked at here.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class NewRequest:
     choices: int = 1
     cache_keys: bool = True
     all_logits: bool = False
+    drafts: int = 0
     waits_for: tuple[str, ...] = ()
     payload: Any = None
 

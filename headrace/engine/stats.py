@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
 
 from headrace.engine.outputs import ABORT, ERROR
+from headrace.engine.plan import Ints
 from headrace.engine.sequence import Sequence
 from headrace.kv.pool import PoolStats
 from headrace.kv.resume import Resume
@@ -27,7 +31,8 @@ class EngineStats:
     admissions (again after a preemption) with the seconds spent in the queue; first tokens with the
     seconds from arrival to them; prefills and decodes that have ended with their seconds (from
     admission to the first token, and from there to the end); prefix_hit_tokens + prefix_miss_tokens
-    = prompt tokens of first admissions; replayed_rows.
+    = prompt tokens of first admissions; replayed_rows; verified_drafts, accepted_drafts: by place
+    in their block, the first draft first.
     """
 
     waiting: int
@@ -56,6 +61,8 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     prefix_miss_tokens: int = 0
     replayed_rows: int = 0
+    verified_drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +83,8 @@ class Counters:
     prefix_hit_tokens: int = 0
     prefix_miss_tokens: int = 0
     replayed_rows: int = 0
+    verified_drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
     by_code: dict[int, int] = field(default_factory=dict)
 
     def admitted(self, sequence: Sequence, found: Resume, now: float) -> None:
@@ -100,6 +109,13 @@ class Counters:
         self.prefills += 1
         self.prefill_s += now - sequence.admitted_s
         sequence.first_token_s = now
+
+    def count_drafts(self, verified: Ints, accepted: Ints) -> None:
+        """Drafts of one step, int64 [n] each: how many of each request were checked, and held."""
+        if verified.any():
+            self.computed_tokens += int(verified.sum())
+            self.verified_drafts = _added(self.verified_drafts, verified)
+            self.accepted_drafts = _added(self.accepted_drafts, accepted)
 
     def preempted(self, sequence: Sequence, now: float) -> None:
         """A sequence gave way; it waits from now on."""
@@ -141,3 +157,9 @@ class Counters:
             waiting_siblings=causes[3],
             **totals,
         )
+
+
+def _added(totals: tuple[int, ...], lengths: Ints) -> tuple[int, ...]:
+    """totals[j] + how many of `lengths` exceed j."""
+    reached = np.bincount(lengths)[::-1].cumsum()[::-1][1:]  # lengths >= 1, >= 2, ...
+    return tuple(a + b for a, b in zip_longest(totals, reached.tolist(), fillvalue=0))

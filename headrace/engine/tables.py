@@ -8,6 +8,7 @@ step in which nobody comes or goes gathers nothing. No torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.engine.outputs import Codes
-from headrace.engine.plan import NO_TOKEN_DRAWN, Flags, Ints, Tokens
+from headrace.engine.plan import NO_TOKEN_DRAWN, Flags, Ints, StepPlan, Tokens
 from headrace.engine.sequence import NOT_AGED, Sequence
 from headrace.errors import InternalError
 
@@ -37,6 +38,10 @@ _COLUMNS = (
     "keep_from",
     "bound",
     "last_step",
+    "wanted",
+    "planned",
+    "most",
+    "flying",
 )
 
 
@@ -47,10 +52,13 @@ class RequestTable:
     number: of the sequence. length: known tokens. computed: tokens that have cache rows. limit:
     length at which the answer ends. stop_from: length from which on stop tokens count.
     window_floor, write_from, keep_from: see `model.batch.BatchRow`. bound: full blocks that have
-    been offered to the prefix cache. last_step: in which the row ran last. age_rank: as in
+    been offered to the prefix cache. last_step: in which the row ran last. wanted: drafts to verify
+    a step, as in `NewRequest`. drafted: bool, drafts are made for its next share. planned: prompt
+    tokens that have cache rows once all that is in flight has run. most, flying: how long it can
+    be then, and how many shares that draw are in flight (`look_ahead` sets them). age_rank: as in
     `Sequence`. epoch: grows with every release of the row, so the result of an older plan is
-    recognised. stops: int32 [K, num_rows],
-    tokens that end the answer; line 0 and unused places hold NO_TOKEN_DRAWN.
+    recognised. stops: int32 [K, num_rows], tokens that end the answer; line 0 and unused places
+    hold NO_TOKEN_DRAWN.
     """
 
     number: Ints
@@ -65,6 +73,10 @@ class RequestTable:
     keep_from: Ints
     bound: Ints
     last_step: Ints
+    wanted: Ints
+    planned: Ints
+    most: Ints
+    flying: Ints
 
     def __init__(self, num_rows: int, max_tokens: int) -> None:
         self.num_rows = num_rows
@@ -75,6 +87,7 @@ class RequestTable:
         self.state: Codes = np.zeros(num_rows, dtype=np.int8)
         self.age_rank: Ints = np.full(num_rows, NOT_AGED, dtype=np.int64)
         self.all_logits: Flags = np.zeros(num_rows, dtype=np.bool_)
+        self.drafted: Flags = np.zeros(num_rows, dtype=np.bool_)
         self.stops: Tokens = np.full((2, num_rows), NO_TOKEN_DRAWN, dtype=np.int32)
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.names = [("", 0)] * num_rows  # of the sequences; that of a free row means nothing
@@ -104,10 +117,13 @@ class RequestTable:
         self.number[row] = sequence.number
         self.priority[row] = request.priority
         self.prompt_length[row] = sequence.prompt_length
-        self.length[row] = length
-        self.computed[row] = 0
+        self.length[row] = self.most[row] = length
+        self.flying[row] = 0
+        self.wanted[row] = request.drafts
+        self.drafted[row] = False
         self.limit[row] = request.length_limit
         self.stop_from[row] = sequence.prompt_length + request.min_tokens
+        self.start(row, 0)
         self.window_floor[row] = self.write_from[row] = self.keep_from[row] = 0
         self.bound[row] = 0
         self.last_step[row] = step
@@ -132,6 +148,10 @@ class RequestTable:
         self._free.append(row)
         return sequence
 
+    def start(self, row: int, computed: int) -> None:
+        """The first `computed` tokens of a row have their cache rows already."""
+        self.computed[row] = self.planned[row] = computed
+
     def sequence(self, row: int) -> Sequence:
         """Who has a row. Raises InternalError for a free one."""
         sequence = self.sequences[row]
@@ -143,6 +163,29 @@ class RequestTable:
         """Rows in a state, by arrival."""
         rows = np.flatnonzero(self.state == state)
         return rows[self.number[rows].argsort()]
+
+    def room(self, rows: Ints) -> Ints:
+        """Tokens that rows may draw beyond those known and those in flight, int64 [n]."""
+        room: Ints = self.limit[rows] - self.length[rows] - self.flying[rows]
+        return room
+
+    def look_ahead(self, plans: Iterable[StepPlan]) -> None:
+        """Set what depends on plans in flight; shares whose row changed hands count for nothing."""
+        np.copyto(self.planned, self.computed)
+        np.copyto(self.most, self.length)
+        self.flying[:] = 0
+        for plan in plans:
+            live = self.epoch[plan.rows] == plan.epochs
+            chunks = live.copy()
+            chunks[: plan.decodes] = False
+            self.planned[plan.rows[chunks]] = (plan.q_start + plan.q_len)[chunks]
+            draws = live & plan.samples
+            grown = np.ones(plan.rows.size, dtype=np.int64)
+            if plan.drafts is not None:
+                grown[: plan.decodes] += plan.drafts.most
+            self.most[plan.rows[draws]] += grown[draws]
+            self.flying[plan.rows[draws]] += 1
+        np.minimum(self.most, self.limit, out=self.most)
 
     def _set_stops(self, row: int, stop_ids: tuple[int, ...]) -> None:
         lines = len(stop_ids) + 1

@@ -121,6 +121,14 @@ class RecordingScheduler(Scheduler):
             self._seen.output(output)
         return output
 
+    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
+        """See `Scheduler`."""
+        self._write(["fail", now, request_id, message, code])
+        output = super().fail(request_id, message, code, now)
+        if output is not None:
+            self._seen.output(output)
+        return output
+
     def preempt(self, request_id: str, now: float) -> None:
         """See `Scheduler`."""
         self._write(["preempt", now, request_id])

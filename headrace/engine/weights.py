@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Rows handled at once: bounds the fp64 scratch memory.
-ROWS_AT_ONCE = 32
+# Numbers handled at once: bounds the fp64 scratch memory.
+_NUMBERS_AT_ONCE = 2**18
 # How many of the best tokens are looked at first; only flat distributions need more.
 _WIDTHS = (128, 4096)
 # Row starts are aligned to this many numbers (64 bytes), so that vector code treats rows alike.
@@ -24,6 +24,11 @@ _ALIGNMENT = 8
 
 Numbers = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+
+def rows_at_once(vocab: int) -> int:
+    """How many rows of `vocab` logits to work on together, at least one."""
+    return max(1, _NUMBERS_AT_ONCE // vocab)
 
 
 def exp_weights(logits: Tensor, temperatures: Numbers) -> Tensor:
@@ -62,14 +67,12 @@ def drop_unlikely(
             width,
             *(torch.from_numpy(values[here]).to(logits.device) for values in (top_k, top_p, min_p)),
         )
-        done = np.flatnonzero(settled.cpu().numpy())
-        for place in done.tolist():
-            row = weights[int(here[place])]
-            survivors = ids[place][kept[place]]
-            values = row[survivors]
-            row.zero_()
-            row[survivors] = values
-        pending = np.setdiff1d(pending, here[done])
+        place, column = (kept & settled[:, None]).nonzero(as_tuple=True)
+        survivors = chosen[place], ids[place, column]
+        values = weights[survivors]
+        weights.index_fill_(0, chosen[settled], 0.0)
+        weights[survivors] = values
+        pending = np.setdiff1d(pending, here[settled.cpu().numpy()])
 
 
 def best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -132,6 +132,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     logprobs: WireLogprobs | None = None
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] | None = None
     cached: dict[int, int] | None = None
+    error_codes: dict[int, str] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -232,6 +233,7 @@ def pack_output(output: StepOutput) -> Outputs:
         logprobs=None if rows is None else _pack_logprobs(rows),
         prompt_logprobs=dict(output.prompt_logprobs) if output.prompt_logprobs else None,
         cached=dict(output.cached) if output.cached else None,
+        error_codes=dict(output.error_codes) if output.error_codes else None,
     )
 
 
@@ -249,6 +251,7 @@ def unpack_output(message: Outputs, names: Mapping[int, tuple[str, int]]) -> Ste
         logprobs=None if message.logprobs is None else _unpack_logprobs(message.logprobs),
         prompt_logprobs=message.prompt_logprobs,
         cached=message.cached,
+        error_codes=message.error_codes,
     )
 
 

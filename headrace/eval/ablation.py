@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.model.deepseek.model import Model
+from headrace.model.spec import ModelSpec
 
 
 class Ablation(StrEnum):
@@ -30,8 +31,32 @@ def ablate(model: Model, ablation: Ablation) -> None:
     elif ablation is Ablation.NO_ENGRAM:
         model.ops = replace(model.ops, engram_add=_unchanged)
     elif ablation is Ablation.HALF_CANDIDATES:
-        blocks = max(1, model.spec.candidate_blocks // 2)
-        model.spec = replace(model.spec, candidate_blocks=blocks)
+        model.spec = replace(model.spec, candidate_blocks=_half(model.spec))
+
+
+def reach(spec: ModelSpec, ablation: Ablation) -> int | None:
+    """Least length of a context, in tokens, at which the ablation can change anything.
+
+    Shorter ones select every entry they see anyway. None: at no length, since the model (`spec`
+    before the ablation) lacks the part.
+    """
+    ratios = [layer.ratio for layer in spec.layers if layer.indexes]
+    if ablation is Ablation.NO_ENGRAM:
+        return 1 if spec.engram is not None else None
+    if ablation is Ablation.RANDOM_TOP_K:
+        return min((spec.index_topk + 1) * ratio for ratio in ratios) if ratios else None
+    if ablation is Ablation.HALF_CANDIDATES:
+        source = spec.candidate_source
+        # The source itself searches everything; who comes after it selects among the candidates.
+        if source is None or not any(x.indexes and x.index > source for x in spec.layers):
+            return None
+        entries = max(_half(spec) * spec.candidate_block_size, spec.index_topk) + 1
+        return entries * spec.layers[source].ratio
+    return None
+
+
+def _half(spec: ModelSpec) -> int:
+    return max(1, spec.candidate_blocks // 2)
 
 
 def _random_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from functools import lru_cache
 from headrace.eval.english import Loss, held_out, losses
 from headrace.eval.families import FAMILIES
 from headrace.eval.plan import Question, questions
-from headrace.eval.run import EvalOptions, Examiner, Result
+from headrace.eval.run import EvalOptions, Examiner, PromptWork, Result
 
 ENGLISH = "english"
 EVERYTHING = (*FAMILIES, ENGLISH)
-_PART = 64  # questions of one task
+# Questions of one task. In the last steps of a task only its longest answers are left.
+_PART = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,32 @@ class Task:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one task found out. prompt_work: None for English, which asks nothing."""
+
+    task: Task
+    results: list[Result] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    prompt_work: PromptWork | None = None
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What was found out so far."""
+    """What was found out so far. prompt_work: by family that was asked."""
 
     results: list[Result] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    prompt_work: dict[str, PromptWork] = field(default_factory=dict)
+
+    def add(self, done: Done) -> None:
+        """Take the findings of one task in."""
+        self.results += done.results
+        self.losses += done.losses
+        family = done.task.family
+        if done.prompt_work is not None:
+            before = self.prompt_work.get(family, PromptWork())
+            self.prompt_work[family] = before + done.prompt_work
 
 
 def tasks(families: Sequence[str], seed: int, count: int) -> list[Task]:
@@ -82,15 +103,17 @@ class Worker:
     def __init__(self, options: EvalOptions) -> None:
         self._examiner = Examiner(options)
 
-    def do(self, task: Task) -> tuple[Task, list[Result], list[Loss]]:
+    def do(self, task: Task) -> Done:
         """The results of one task."""
         examiner = self._examiner
         if task.family == ENGLISH:
             model = examiner.model
             found = losses(model, examiner.tokenizer, task.first, model.spec.bos_id)
-            return task, [], found
+            return Done(task, losses=found)
         asked = _questions(task.family, task.seed, task.count)[task.first : task.last]
-        return task, examiner.ask(asked), []
+        before = examiner.prompt_work()
+        results = examiner.ask(asked)
+        return Done(task, results, prompt_work=examiner.prompt_work() - before)
 
 
 @lru_cache(maxsize=16)
@@ -106,7 +129,7 @@ def _start(options: EvalOptions) -> None:
     _worker.append(Worker(options))
 
 
-def _do(task: Task) -> tuple[Task, list[Result], list[Loss]]:
+def _do(task: Task) -> Done:
     return _worker[0].do(task)
 
 
@@ -120,17 +143,14 @@ def evaluate(
     """Do all tasks. `progress` is told every finished one."""
     outcome = Outcome()
     with _done(options, todo, processes) as results:
-        for task, found, found_losses in results:
-            outcome.results += found
-            outcome.losses += found_losses
-            progress(task)
+        for done in results:
+            outcome.add(done)
+            progress(done.task)
     return outcome
 
 
 @contextmanager
-def _done(
-    options: EvalOptions, todo: Sequence[Task], processes: int
-) -> Iterator[Iterator[tuple[Task, list[Result], list[Loss]]]]:
+def _done(options: EvalOptions, todo: Sequence[Task], processes: int) -> Iterator[Iterator[Done]]:
     if processes == 1:
         worker = Worker(options)
         yield map(worker.do, todo)

@@ -32,9 +32,9 @@ _SPARE_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """replay, truncate: as in EngineConfig. ablation: what is taken out of the model, if anything.
+    """replay, truncate, dtype, kv_quant: as in EngineConfig, whatever the weights are stored in.
 
-    batch: requests computed at once.
+    ablation: what is taken out of the model, if anything. batch: requests computed at once.
     """
 
     model: Path
@@ -43,11 +43,13 @@ class EvalOptions:
     ablation: Ablation = Ablation.NONE
     batch: int = 32
     dtype: str = "float32"
+    kv_quant: bool = True
 
     def engine_config(self) -> EngineConfig:
         """The engine that answers."""
         return EngineConfig(
             dtype=self.dtype,
+            kv_quant=self.kv_quant,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=self.batch,
             replay=self.replay,
@@ -69,6 +71,30 @@ class Result:
     answer: str
     expected: str
     tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """What the prompts of some questions cost, in tokens.
+
+    hit: found in the prefix cache, of all `prompt` tokens. replayed: rows computed again to rebuild
+    windows before a hit.
+    """
+
+    prompt: int = 0
+    hit: int = 0
+    replayed: int = 0
+
+    def __add__(self, other: PromptWork) -> PromptWork:
+        return PromptWork(
+            self.prompt + other.prompt, self.hit + other.hit, self.replayed + other.replayed
+        )
+
+    def __sub__(self, other: PromptWork) -> PromptWork:
+        return PromptWork(
+            self.prompt - other.prompt, self.hit - other.hit, self.replayed - other.replayed
+        )
 
 
 class Examiner:
@@ -89,29 +115,53 @@ class Examiner:
     def ask(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda done: None
     ) -> list[Result]:
-        """Answer all; `progress` is called with the number of newly finished ones."""
-        waiting = list(enumerate(questions))[::-1]
-        answers: dict[int, list[int]] = {}
+        """Answer all; `progress` is called with the number of newly finished ones.
+
+        Of questions about one long text the first is answered before the others are asked, so that
+        they find the text in the prefix cache.
+        """
+        requests = [self._request(number, question) for number, question in enumerate(questions)]
+        waits_for = self._waits_for(questions, requests)
+        waiting = list(range(len(questions)))
+        answers: list[list[int]] = [[] for _ in questions]
         done: dict[int, Result] = {}
         while waiting or self.engine.has_work():
-            while waiting:
-                number, question = waiting[-1]
+            for number in [n for n in waiting if waits_for[n] is None or waits_for[n] in done]:
                 try:
-                    self.engine.add(self._request(number, question))
+                    self.engine.add(requests[number])
                 except Overloaded:
                     break
-                answers[number] = []
-                waiting.pop()
-            finished = 0
+                waiting.remove(number)
+            before = len(done)
             for chunk in self.engine.step():
                 number = int(chunk.request_id)
                 answers[number] += chunk.text_tokens
                 if chunk.finish is not None:
-                    done[number] = self._result(questions[number], answers.pop(number))
-                    finished += 1
-            if finished:
-                progress(finished)
+                    prompt_tokens = len(requests[number].prompt_token_ids)
+                    done[number] = self._result(questions[number], answers[number], prompt_tokens)
+            if len(done) > before:
+                progress(len(done) - before)
         return [done[number] for number in range(len(questions))]
+
+    def _waits_for(
+        self, questions: Sequence[Question], requests: Sequence[Request]
+    ) -> list[int | None]:
+        """Which question each one lets go first; None where it would find nothing in the cache."""
+        rules = self.engine.reuse.resume
+        first: dict[tuple[int, str, str], int] = {}
+        result: list[int | None] = []
+        for number, (question, request) in enumerate(zip(questions, requests, strict=True)):
+            sample = (question.seed, question.item.family, question.item.part)
+            before = first.setdefault(sample, number)
+            hits = rules and len(request.prompt_token_ids) >= rules.shortest_prompt
+            result.append(before if hits and before != number else None)
+        return result
+
+    def prompt_work(self) -> PromptWork:
+        """Of all questions asked so far."""
+        stats = self.engine.stats()
+        hit = stats.prefix_hit_tokens
+        return PromptWork(hit + stats.prefix_miss_tokens, hit, stats.replayed_rows)
 
     def _request(self, number: int, question: Question) -> Request:
         item = question.item
@@ -127,7 +177,7 @@ class Examiner:
         markup = 16 + 12 * calls.count(":") if calls else 0
         return len(self.tokenizer.encode(text)) + markup
 
-    def _result(self, question: Question, ids: list[int]) -> Result:
+    def _result(self, question: Question, ids: list[int], prompt_tokens: int) -> Result:
         item = question.item
         reply = read_reply(ids, item.conversation, self.tokenizer, self.special)
         answer = item.answer
@@ -142,4 +192,5 @@ class Examiner:
             answer=self.tokenizer.decode(ids, skip_special=False),
             expected=f"{answer.content}{calls}",
             tokens=len(ids),
+            prompt_tokens=prompt_tokens,
         )

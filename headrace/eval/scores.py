@@ -36,7 +36,11 @@ GATES: tuple[tuple[str, str | None, str, float | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One line of the table. share, thinking, direct: 0 .. 1, None where nothing was asked."""
+    """One line of the table. share, thinking, direct: 0 .. 1, None where nothing was asked.
+
+    reached: items that are as long, answer included, as the ablation needs to change anything (all
+    of them without one).
+    """
 
     family: str
     part: str
@@ -46,6 +50,7 @@ class Score:
     gate: float | None
     thinking: float | None
     direct: float | None
+    reached: int
 
     @property
     def passed(self) -> bool:
@@ -57,17 +62,26 @@ class Score:
         return {**asdict(self), "passed": self.passed}
 
 
-def scores(results: Sequence[Result]) -> list[Score]:
-    """The lines of all families that were asked."""
+def scores(results: Sequence[Result], reach: int | None = 0) -> list[Score]:
+    """The lines of all families that were asked. reach: see `ablation.reach`."""
     lines = []
     for family, part, counted, gate in GATES:
         chosen = [r for r in results if r.family == family and part in (None, r.part)]
         if chosen:
-            thinking = _share((r for r in chosen if r.thinking), counted)
-            direct = _share((r for r in chosen if not r.thinking), counted)
-            share = _share(chosen, counted) or 0.0
+            lengths = [r.prompt_tokens + r.tokens for r in chosen]
+            reached = 0 if reach is None else sum(length >= reach for length in lengths)
             lines.append(
-                Score(family, part or "all", counted, len(chosen), share, gate, thinking, direct)
+                Score(
+                    family=family,
+                    part=part or "all",
+                    counted=counted,
+                    items=len(chosen),
+                    share=_share(chosen, counted) or 0.0,
+                    gate=gate,
+                    thinking=_share((r for r in chosen if r.thinking), counted),
+                    direct=_share((r for r in chosen if not r.thinking), counted),
+                    reached=reached,
+                )
             )
     return lines
 

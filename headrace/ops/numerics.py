@@ -18,7 +18,7 @@ class Numerics:
     kv_quant: cache rows are stored in the released FP8/FP4 formats (and index queries rounded);
     off = plain rows in the compute dtype. act_quant: inputs of quantised linear layers are rounded
     to FP8 per group, as the released path does. batch_invariant: a row's result is bit-equal in
-    every batch; only operators with that property are chosen.
+    every batch and every run; only operators that are batch-invariant and deterministic are chosen.
     """
 
     dtype: str = "float32"

@@ -21,7 +21,8 @@ class Implementation:
     """One implementation of one operator.
 
     platforms and dtypes: where it runs ("*" = everywhere). batch_invariant: a row's result does not
-    depend, bit for bit, on the other rows of the call. Among those that qualify the highest
+    depend, bit for bit, on the other rows of the call. deterministic: equal calls give equal bits
+    (no sums in order of arrival). Among those that qualify the highest
     `priority` is chosen. tolerance: largest allowed difference to the reference, relative to the
     largest magnitude of its result, per dtype. probe: a reason why it cannot run here, or None.
     why_lower: what people are told where it would qualify and another one has a higher priority.
@@ -56,6 +57,8 @@ def _objection(impl: Implementation, platform: str, numerics: Numerics) -> str |
         return f"takes {', '.join(impl.dtypes)}, not {numerics.dtype}"
     if numerics.batch_invariant and not impl.batch_invariant:
         return "is not batch-invariant"
+    if numerics.batch_invariant and not impl.deterministic:
+        return "is not deterministic, as batch_invariant needs"
     return impl.probe() if impl.probe is not None else None
 
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.core.grammar import GrammarSpec
 from headrace.core.sampling import SamplingParams, StopScope
 from headrace.errors import ContextTooLong, InvalidRequest
 from headrace.recipe.binding import ConfigTokenIds, bind
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.conversation import Conversation
 from headrace.recipe.converted import ConvertedRequest, ParsingOptions, Protocol, ThinkingStage
+from headrace.recipe.grammar.calls import Markup
+from headrace.recipe.grammar.spec import AnswerStart, grammar_spec
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.sampling import resolve_max_tokens
-from headrace.recipe.render import render
+from headrace.recipe.render import CALL_FORMATS, render
 from headrace.recipe.stream import AnswerStream
 from headrace.recipe.tokenizer import Tokenizer
 
@@ -96,10 +99,7 @@ class Codec:
     def sampling(
         self, request: ConvertedRequest, prompt_tokens: int, context_limit: int
     ) -> SamplingParams:
-        """What the engine is asked for. Raises InvalidRequest and ContextTooLong.
-
-        The constraint of the request is not part of it: whoever cannot enforce it must refuse it.
-        """
+        """What the engine is asked for. Raises InvalidRequest and ContextTooLong."""
         inference, parsing = request.inference, request.parsing
         try:
             max_tokens = resolve_max_tokens(
@@ -118,12 +118,26 @@ class Codec:
                 stop=parsing.stops,
                 stop_scope=self.stop_scope(parsing),
                 logprobs=(inference.top_logprobs or 0) if inference.logprobs else None,
+                grammar=self.grammar(request),
                 **extra,
             )
         except InvalidRequest as error:
             name = error.param or ""
             error.param = _FIELDS[request.protocol].get(name, error.param)
             raise
+
+    def grammar(self, request: ConvertedRequest) -> GrammarSpec | None:
+        """What the answer is held to, and from where on."""
+        if request.rules is None:
+            return None
+        added, parsing = self.tokenizer.added, request.parsing
+        start = AnswerStart(
+            parsing.thinking_stage in _REASONING,
+            parsing.starts_in_tool_calls,
+            added[self.special.thinking_end],
+        )
+        markup = Markup(CALL_FORMATS[request.version], added[self.special.dsml])
+        return grammar_spec(request.rules, start, markup)
 
     def stop_scope(self, parsing: ParsingOptions) -> StopScope:
         """The part of an answer in which stop strings count: its content, without tool calls."""

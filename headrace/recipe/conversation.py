@@ -7,7 +7,7 @@ contains; the place of an image is a `PromptText` part of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -78,13 +78,17 @@ class PromptText:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A function the model may call. parameters: JSON value (a JSON schema), {} when absent."""
+    """A function the model may call. parameters: JSON value (a JSON schema), {} when absent.
+
+    path: where in the request its schema stands, for errors about it.
+    """
 
     name: str
     description: str | None = None
     parameters: Any = None
     strict: bool | None = None
     defer_loading: bool = False
+    path: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

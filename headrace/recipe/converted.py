@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.recipe.conversation import Conversation
+from headrace.recipe.grammar.rules import AnswerRules
 from headrace.recipe.options import Level, ModelVersion
 
 
@@ -92,7 +93,8 @@ class ConvertedRequest:
     """Result of a conversion.
 
     settings: what the events of the protocol echo or need (a frozen dataclass of
-    `protocols/<protocol>.py`: ChatSettings, ResponsesSettings, MessagesSettings).
+    `protocols/<protocol>.py`: ChatSettings, ResponsesSettings, MessagesSettings). rules: level
+    `clients`: what the answer is held to, None for nothing.
     """
 
     protocol: Protocol
@@ -104,3 +106,4 @@ class ConvertedRequest:
     parsing: ParsingOptions
     stream: bool
     settings: Any
+    rules: AnswerRules | None = None

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
 from headrace.engine.wire import rebuild_error
-from headrace.errors import Cancelled, Draining, EngineLost, HeadraceError
+from headrace.errors import Cancelled, Draining, EngineLost, HeadraceError, InvalidGrammar
 from headrace.recipe.chunks import Chunk, EngineFinish, Finish, Ready, Stopped, Tokens
 from headrace.recipe.converted import ConvertedRequest, Protocol
 from headrace.recipe.events.event import Event, sse_frame
@@ -141,8 +141,10 @@ class Answer:
         if chunk is None:
             return None
         if chunk.finish is FinishReason.ERROR:
-            raise rebuild_error(
-                chunk.error_code or HeadraceError.code, chunk.error or "The engine failed."
+            raise self._named(
+                rebuild_error(
+                    chunk.error_code or HeadraceError.code, chunk.error or "The engine failed."
+                )
             )
         if chunk.finish is FinishReason.ABORT:
             if self._state.draining:
@@ -154,6 +156,13 @@ class Answer:
         if first_token_s is not None:
             self._state.metrics.first_token(first_token_s)
         return chunk
+
+    def _named(self, error: HeadraceError) -> HeadraceError:
+        """An error of the engine, with the field of the request that it is about."""
+        rules = self._prepared.converted.rules
+        if isinstance(error, InvalidGrammar) and rules is not None:
+            error.param = "tools" if rules.format is None else rules.format.path
+        return error
 
     def _sign_of_life(self) -> bytes:
         pings = self._prepared.converted.protocol is Protocol.MESSAGES

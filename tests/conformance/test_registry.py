@@ -106,6 +106,20 @@ def test_invariance_refuses_the_faster_one():
     assert chosen.name == "fast"
 
 
+def test_invariance_refuses_what_is_not_deterministic():
+    """Equal calls must give equal bits too; the refusal names the implementation and why."""
+    unordered = with_kernel(batch_invariant=True, deterministic=False)
+    assert linear(explain(unordered, "cpu", DEFAULT)).chosen.name == "fast"
+    resolution = linear(explain(unordered, "cpu", INVARIANT))
+    assert resolution.chosen.name == "fixed_tile"
+    assert "is not deterministic" in reason(resolution, "fast")
+    with pytest.raises(UnsupportedError, match=r"ops\.linear: 'fast' is not deterministic"):
+        resolve(unordered, "cpu", INVARIANT, {"linear": "fast"})
+    alone = [impl for impl in unordered if impl.op != "linear" or impl.name == "fast"]
+    with pytest.raises(UnsupportedError, match="fast is not deterministic"):
+        resolve(alone, "cpu", INVARIANT)
+
+
 def test_override_names_an_implementation():
     resolution = linear(explain(IMPLEMENTATIONS, "cpu", DEFAULT, {"linear": "fixed_tile"}))
     assert resolution.chosen.name == "fixed_tile"

@@ -124,7 +124,7 @@ def test_preempted_twice_with_the_cache_on(bench: Bench) -> None:
     request = Request("a", ids(300, 5), PARAMS)
     cold, cold_model = bench.engine(prefix_cache=False)
     wanted = serve(cold, request)
-    engine, model = bench.engine()
+    engine, model = bench.engine(overlap=False)
     engine.add(request)
     tokens: list[int] = []
     while engine.has_work():

@@ -285,7 +285,7 @@ def test_sd9_text_ids_logprobs_and_usage_end_at_the_same_token() -> None:
 def test_sd11_preempted_in_flight_twice_in_a_row(at: int) -> None:
     """The result that is under way when a request gives way is dropped, both times."""
     model = Watched(FakeModel())
-    engine = Engine(FAKE, model)
+    engine = Engine(replace(FAKE, overlap=False), model)  # the hook runs in the engine's thread
     requests = [Request(name, fake_ids(40, seed), SAMPLED) for seed, name in enumerate("ab")]
     steps = [0]
 

@@ -45,6 +45,8 @@ def token_at(name: str, choice: int, position: int) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    drafts = 0  # wanted by every request
+
     @initialize(
         blocks=st.integers(2, 14),
         seqs=st.integers(1, 5),
@@ -87,7 +89,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         why = ("event",) if event else ()
         ids = [(family + place) % 90 for place in range(prompt)]
         self.scheduler.enqueue(
-            request(name, ids, output, priority=priority, choices=choices, waits_for=why), 0.0
+            request(
+                name,
+                ids,
+                output,
+                priority=priority,
+                choices=choices,
+                waits_for=why,
+                drafts=self.drafts,
+            ),
+            0.0,
         )
         for choice in range(choices):
             self.expected[name, choice] = Expected(prompt, output)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import TracebackType
 from typing import Any
 
@@ -237,7 +237,9 @@ class ScriptedEngine:
         return ""
 
     def stats(self) -> EngineStats:
-        return EngineStats(*(0 for _ in fields(EngineStats)))
+        return EngineStats(
+            **{field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+        )
 
 
 def make_state(

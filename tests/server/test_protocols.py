@@ -373,64 +373,7 @@ def test_an_error_in_a_stream_is_its_last_event(path: str, script: list[Step]) -
 
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
-GRAMMAR = "does not support constrained output yet"
-STRICT = {**SCHEMA, "required": ["city"], "additionalProperties": False}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
-    (
-        "/v1/chat/completions",
-        {"tools": [CHAT_TOOL], "tool_choice": "required"},
-        "tool_choice",
-        GRAMMAR,
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "tools": [CHAT_TOOL],
-            "tool_choice": {"type": "function", "function": {"name": "weather"}},
-        },
-        "tool_choice",
-        GRAMMAR,
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {"name": "weather", "parameters": STRICT, "strict": True},
-                }
-            ]
-        },
-        "tools",
-        GRAMMAR,
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": "json"}],
-            "response_format": {"type": "json_object"},
-        },
-        "response_format",
-        GRAMMAR,
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": SCHEMA},
-            },
-            "tools": [CHAT_TOOL],
-        },
-        "response_format",
-        GRAMMAR,
-    ),
-    (
-        "/v1/chat/completions",
-        {"response_format": {"type": "regex", "regex": "a+"}},
-        "response_format",
-        GRAMMAR,
-    ),
     (
         "/v1/chat/completions",
         {
@@ -446,18 +389,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "/v1/responses",
-        {"tools": [RESPONSES_TOOL], "tool_choice": "required"},
-        "tool_choice",
-        GRAMMAR,
-    ),
-    (
-        "/v1/responses",
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
-        "text.format",
-        GRAMMAR,
-    ),
-    (
-        "/v1/responses",
         {
             "input": [
                 {"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]},
@@ -465,22 +396,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         },
         "input[0]",
         "images",
-    ),
-    ("/v1/messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "any"}}, "", GRAMMAR),
-    (
-        "/v1/messages",
-        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-        "",
-        GRAMMAR,
-    ),
-    (
-        "/v1/messages",
-        {
-            "tools": [MESSAGES_TOOL],
-            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-        },
-        "",
-        GRAMMAR,
     ),
     (
         "/v1/messages",

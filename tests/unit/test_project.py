@@ -217,7 +217,8 @@ def test_dependencies_are_declared_and_used():
     imported = {{"PIL": "pillow"}.get(name, name) for name in imported}
     imported -= sys.stdlib_module_names | {"headrace"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["compiled"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + extras["compiled"] + extras["xgrammar"]
     declared = {re.split("[<>=;]", line)[0].replace("-", "_") for line in lines}
     assert imported == declared
 

@@ -30,6 +30,16 @@ from headrace.recipe.converted import (
     Protocol,
     ThinkingStage,
 )
+from headrace.recipe.grammar.rules import (
+    GUIDED_FIELDS,
+    AnswerRules,
+    FormatRule,
+    answer_rules,
+    guided_rule,
+    json_object_rule,
+    regex_rule,
+    schema_rule,
+)
 from headrace.recipe.options import ConvertOptions, MissingReasoning, ModelVersion
 from headrace.recipe.protocols.chat_messages import read_messages
 from headrace.recipe.protocols.chat_refused import refuse_unsupported
@@ -48,7 +58,6 @@ from headrace.recipe.protocols.chat_wire import (
     JsonSchemaFormat,
     OfficialRequest,
     RegexFormat,
-    TextFormat,
 )
 from headrace.recipe.protocols.json_body import decode_body, read_json
 from headrace.recipe.protocols.models import resolve_model
@@ -79,12 +88,7 @@ _Wire = OfficialRequest | ClientRequest
 
 def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) -> ConvertedRequest:
     """Body -> everything that later stages need."""
-    wire: _Wire
-    if options.official:
-        wire = decode_body(body, OfficialRequest)
-    else:
-        # clients: unread-fields. What is wrong with them is not looked for.
-        wire = decode_body(body, ClientRequest, exact=False)
+    wire = _wire(body, options)
     check_numbers(wire)
     thinking, effort = _thinking(wire, options)
     choice, allowed = read_choice(wire)
@@ -105,12 +109,15 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
     stops = check_stops(wire.stop)
     _check_stream(wire)
     response_format, normalised = _response_format(form, options)
-    if settled.tools:
-        _check_strict(settled, form, options)
+    rule = None if options.official else _format_rule(wire, response_format, normalised, prefix)
+    if settled.tools and options.official:
+        # clients: strict-mixing. Beside other tools and any format.
+        check_strict_mixing(settled.tools, has_response_format=form is not None)
     kind = settled.choice
     inference = _inference(wire, version, thinking, settled, options, response_format, normalised)
     # clients: required-while-thinking. The call comes after the reasoning, by the grammar.
     after_reasoning = kind is _REQUIRED and thinking
+    settings = _settings(wire, declared)
     return ConvertedRequest(
         _CHAT,
         options.level,
@@ -135,8 +142,23 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
             kind is _NONE and not options.official,
         ),
         bool(wire.stream),
-        _settings(wire, declared),
+        settings,
+        _rules(rule, settled, settings),
     )
+
+
+def _wire(body: bytes | str | dict[str, Any], options: ConvertOptions) -> _Wire:
+    if options.official:
+        return decode_body(body, OfficialRequest)
+    # clients: unread-fields. What is wrong with them is not looked for.
+    return decode_body(body, ClientRequest, exact=False)
+
+
+def _rules(
+    rule: FormatRule | None, settled: SettledTools, settings: ChatSettings
+) -> AnswerRules | None:
+    required, parallel = settled.choice is _REQUIRED, settings.parallel_tool_calls
+    return answer_rules(rule, settled.rules, required=required, parallel=parallel)
 
 
 def _thinking(wire: _Wire, options: ConvertOptions) -> tuple[bool, ReasoningEffort | int | None]:
@@ -265,13 +287,40 @@ def _response_format(form: Format | None, options: ConvertOptions) -> tuple[Resp
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
 
 
-def _check_strict(settled: SettledTools, form: Format | None, options: ConvertOptions) -> None:
-    if options.official:
-        check_strict_mixing(settled.tools, has_response_format=form is not None)
-    elif all(tool.strict for tool in settled.tools):
-        # clients: strict-mixing. Beside other tools, and beside the format `text`.
-        asked = form is not None and not isinstance(form, TextFormat)
-        check_strict_mixing(settled.tools, has_response_format=asked)
+def _format_rule(
+    wire: _Wire,
+    response_format: ResponseFormat,
+    normalised: Any,
+    prefix: AssistantMessage | None,
+) -> FormatRule | None:
+    """clients: guided. The form of the answer, also by the fields that vLLM has for it."""
+    rule = _given_rule(wire, response_format, normalised)
+    if rule is not None and prefix is not None:
+        # The form would be that of the whole answer, whose beginning is given.
+        raise InvalidRequest(f"{rule.path}: cannot be used with prefix.", param=rule.path)
+    return rule
+
+
+def _given_rule(wire: _Wire, response_format: ResponseFormat, normalised: Any) -> FormatRule | None:
+    form, rule = wire.response_format, None
+    if isinstance(form, JsonObjectFormat):
+        rule = json_object_rule("response_format")
+    elif isinstance(form, RegexFormat):
+        rule = regex_rule(form.regex, "response_format.regex")
+    elif isinstance(form, JsonSchemaFormat):
+        schema = response_format.value
+        rule = schema_rule(
+            schema,
+            "response_format.json_schema.schema",
+            strict=bool(form.json_schema.strict),
+            close=normalised is not None and not has_definitions(schema),
+        )
+    if not isinstance(wire, ClientRequest):
+        return rule
+    fields = {name: value for name in GUIDED_FIELDS if (value := getattr(wire, name)) is not None}
+    if not fields and wire.structured_outputs is None:
+        return rule
+    return guided_rule(fields, wire.structured_outputs, rule)
 
 
 def _inference(

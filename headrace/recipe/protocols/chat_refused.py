@@ -23,14 +23,7 @@ class Refused:
     harmless: tuple[object, ...] = ()
 
 
-_CONSTRAINT = "this server takes constraints as response_format only"
-
 REFUSED: dict[str, Refused] = {
-    "guided_json": Refused(_CONSTRAINT),
-    "guided_regex": Refused(_CONSTRAINT),
-    "guided_choice": Refused(_CONSTRAINT),
-    "guided_grammar": Refused(_CONSTRAINT),
-    "structured_outputs": Refused(_CONSTRAINT),
     "prompt_logprobs": Refused(
         "this server does not return log probabilities of the prompt; `LLM.generate` does"
     ),

@@ -36,6 +36,7 @@ from headrace.recipe.protocols.tools import (
     custom_function,
     output_constraint,
     settle_tools,
+    tool_rules,
 )
 
 # Bytes, whether they are `functions`, prompt format, level.
@@ -161,11 +162,12 @@ def _read(source: bytes, legacy: bool, version: ModelVersion | None, level: Leve
                 custom.add(definition.name)
                 path += ".custom"
             else:
-                definition = _function(_client_function(tool, path))
+                fields = _client_function(tool, path)
                 path += ".function"
+                definition = _function(fields, path)
         else:
-            definition = _function(tool.function if isinstance(tool, Tool) else tool)
             path += "" if legacy else ".function"
+            definition = _function(tool.function if isinstance(tool, Tool) else tool, path)
         if bad_name is None:
             try:
                 check_tool_name(definition.name, path, official=official)
@@ -210,10 +212,12 @@ def _client_function(tool: ClientTool, path: str) -> FunctionFields:
     return function
 
 
-def _function(fields: FunctionFields) -> ToolDefinition:
+def _function(fields: FunctionFields, path: str) -> ToolDefinition:
     # The reader has null for "no schema", also where the client wrote it.
     parameters = read_json(fields.parameters) if len(fields.parameters) else None
-    return ToolDefinition(fields.name, fields.description, parameters, fields.strict)
+    return ToolDefinition(
+        fields.name, fields.description, parameters, fields.strict, path=f"{path}.parameters"
+    )
 
 
 def _custom(tool: ClientTool, version: ModelVersion | None, path: str) -> ToolDefinition:
@@ -309,7 +313,8 @@ def _settle(
         # clients: strict-schemas. Definitions were lost: the engine gets the original.
         by_name = {tool.name: tool for tool in tools if has_definitions(tool.parameters)}
         written = tuple(by_name.get(tool.name, tool) for tool in kept)
-    return SettledTools(kept, kind, output_constraint(written, kind, ResponseFormat()))
+    constraint = output_constraint(written, kind, ResponseFormat())
+    return SettledTools(kept, kind, constraint, tool_rules(tools, kept, options))
 
 
 @lru_cache(maxsize=64)

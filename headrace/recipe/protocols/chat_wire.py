@@ -364,7 +364,8 @@ class OfficialRequest(_Common, kw_only=True):
 class ClientRequest(_Common, kw_only=True):
     """clients: sampling-fields. Also the fields of OpenAI and vLLM that change an answer.
 
-    The last group asks for things that nobody here can do, see `chat_refused.py`.
+    The group of `guided_json` asks for a form of the answer, in vLLM's words. The last group asks
+    for things that nobody here can do, see `chat_refused.py`.
     """
 
     messages: list[ClientEntry]
@@ -388,7 +389,9 @@ class ClientRequest(_Common, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_json_object: Any = None
     structured_outputs: Any = None
+
     prompt_logprobs: Any = None
     bad_words: Any = None
     include_stop_str_in_output: Any = None

@@ -32,6 +32,7 @@ from headrace.recipe.converted import (
     Protocol,
     ThinkingStage,
 )
+from headrace.recipe.grammar.rules import answer_rules, schema_rule
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.attribution import is_billing_header, strip_attribution
 from headrace.recipe.protocols.json_body import U32, U64, check_unsigned, decode_body, read_json
@@ -91,7 +92,12 @@ def convert_messages(
     if offer.tools:
         history = _without_lost_tools(history, kept)
     stops = check_stops(wire.stop_sequences, "stop_sequences")
-    inference = _inference(wire, settled, version, thinking, options)
+    form = _TEXT if options.official else _response_format(wire)
+    rule = None
+    if form is not _TEXT:
+        rule = schema_rule(form.value, f"{_given_format(wire)[0]}.schema")
+    required, parallel = choice is ToolChoice.REQUIRED, _parallel(wire, options)
+    inference = _inference(wire, settled, version, thinking, options, form)
     if choice is ToolChoice.REQUIRED and (thinking or asked.name is None):
         # clients: required-while-thinking. Left to the grammar of the engine, also `any`;
         # the prompt stays that of auto.
@@ -116,9 +122,9 @@ def convert_messages(
             thinking,
             None,
             budget,
-            _parallel(wire, options),
-            not options.official and _given_format(wire)[1] != _NULL,
+            parallel,
         ),
+        answer_rules(rule, settled.rules, required=required, parallel=parallel),
     )
 
 
@@ -230,6 +236,7 @@ def _inference(
     version: ModelVersion,
     thinking: bool,
     options: ConvertOptions,
+    form: ResponseFormat,
 ) -> InferenceOptions:
     inference = resolve_sampling(
         version=version,
@@ -245,7 +252,7 @@ def _inference(
     if not options.official:
         extra = _extra(wire)
         if constraint is None:
-            constraint = output_constraint((), ToolChoice.AUTO, _response_format(wire))
+            constraint = output_constraint((), ToolChoice.AUTO, form)
     if constraint is None and not extra:
         return inference
     return replace(inference, constraint=constraint, extra=extra)

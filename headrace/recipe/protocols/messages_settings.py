@@ -15,12 +15,10 @@ class MessagesSettings:
     thinking: the answer opens with a thinking block, even when no reasoning follows. signature:
     text of the signature delta of thinking blocks; None stands for the id of the response.
     Level `clients`: thinking_budget: `thinking.budget_tokens` as sent, noted only.
-    parallel_tool_calls: False when the client wants at most one call in an answer. asks_format: the
-    answer is to have a format; beside tools the constraint does not say so.
+    parallel_tool_calls: False when the client wants at most one call in an answer.
     """
 
     thinking: bool = False
     signature: str | None = None
     thinking_budget: int | None = None
     parallel_tool_calls: bool = True
-    asks_format: bool = False

@@ -27,6 +27,7 @@ from headrace.recipe.protocols.tools import (
     check_tool_name,
     output_constraint,
     settle_tools,
+    tool_rules,
 )
 
 _REMEMBERED_BYTES = 262_144  # longer lists are read every time
@@ -132,7 +133,14 @@ def _client_tool(
     # A missing schema is refused later, in its turn: a raw null is no schema, None would be {}.
     parameters = read_json(schema) if schema != _NULL else Raw(_NULL)
     deferred = version is ModelVersion.V41 and tool.defer_loading is True
-    return ToolDefinition(name, tool.description, parameters, defer_loading=deferred)
+    return ToolDefinition(
+        name,
+        tool.description,
+        parameters,
+        None if official else tool.strict,  # clients: strict-tools
+        defer_loading=deferred,
+        path=f"{path}.input_schema",
+    )
 
 
 def _settle(
@@ -153,7 +161,8 @@ def _settle(
             param="tool_choice",
         )
     kept, kind = settle_tools(tools, choice, thinking=thinking, options=options)
-    return SettledTools(kept, kind, output_constraint(kept, kind, ResponseFormat()))
+    constraint = output_constraint(kept, kind, ResponseFormat())
+    return SettledTools(kept, kind, constraint, tool_rules(tools, kept, options))
 
 
 _remembered_decode = lru_cache(maxsize=_REMEMBERED_LISTS)(_decode)

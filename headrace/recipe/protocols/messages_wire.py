@@ -222,6 +222,7 @@ class WireTool(Struct):
     description: str | None = None
     input_schema: Raw = _NULL
     defer_loading: bool | None = None
+    strict: Any = None
 
 
 class AutoChoice(Struct, tag="auto", gc=False):

@@ -34,6 +34,12 @@ from headrace.recipe.converted import (
     Protocol,
     ThinkingStage,
 )
+from headrace.recipe.grammar.rules import (
+    FormatRule,
+    answer_rules,
+    json_object_rule,
+    schema_rule,
+)
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.attribution import strip_attribution
 from headrace.recipe.protocols.json_body import read_json
@@ -50,9 +56,14 @@ from headrace.recipe.protocols.responses_tools import (
 )
 from headrace.recipe.protocols.responses_wire import WireResponses, WireText
 from headrace.recipe.protocols.sampling import resolve_sampling, shortest_f32
-from headrace.recipe.protocols.schema import check_schema, normalise_strict
+from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
-from headrace.recipe.protocols.tools import check_strict_mixing, output_constraint, settle_tools
+from headrace.recipe.protocols.tools import (
+    check_strict_mixing,
+    output_constraint,
+    settle_tools,
+    tool_rules,
+)
 
 NO_JSON_WORD = (
     "Response input messages must contain the word 'json' in some form to use 'text.format' of "
@@ -78,9 +89,13 @@ def convert_responses(
     choice, candidates = read_choice(wire.tool_choice, table, options)
     tools, kind = settle_tools(candidates, choice, thinking=thinking, options=options)
     format_, normalised = _response_format(wire, messages)
-    check_strict_mixing(tools, has_response_format=format_.kind is not FormatKind.TEXT)
+    if options.official:
+        # clients: strict-mixing. Beside other tools and any format.
+        check_strict_mixing(tools, has_response_format=format_.kind is not FormatKind.TEXT)
     inference = _sampling(wire, version, options, thinking=thinking, with_tools=bool(tools))
     constraint = output_constraint(tools, kind, format_, normalised_schema=normalised)
+    rule = None if options.official else _format_rule(wire, format_, normalised)
+    rules = tool_rules(candidates, tools, options)
     items = _items_to_store(body, wire, earlier, store)
     # clients: required-while-thinking. The grammar forces the call, behind the reasoning.
     opens_call = kind is ToolChoice.REQUIRED and not thinking
@@ -108,6 +123,12 @@ def convert_responses(
         ),
         stream=bool(wire.stream),
         settings=_settings(wire, table, format_, options, items),
+        rules=answer_rules(
+            rule,
+            rules,
+            required=kind is ToolChoice.REQUIRED,
+            parallel=wire.parallel_tool_calls is not False,
+        ),
     )
 
 
@@ -280,6 +301,19 @@ def _response_format(
         error.param = error.param or "text.format.schema"
         raise
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema), normalised
+
+
+def _format_rule(
+    wire: WireResponses, format_: ResponseFormat, normalised: Any
+) -> FormatRule | None:
+    given = wire.text.format if wire.text is not None else UNSET
+    if given is UNSET or format_.kind is FormatKind.TEXT:
+        return None
+    if format_.kind is FormatKind.JSON_OBJECT:
+        return json_object_rule("text.format")
+    schema = format_.value
+    close = normalised is not None and not has_definitions(schema)
+    return schema_rule(schema, "text.format.schema", strict=bool(given.strict), close=close)
 
 
 def _says_json(message: Message) -> bool:

@@ -145,7 +145,16 @@ class _Reader:
         if kind == "function":
             name = self._checked_name(tool, path)
             parameters = _value(tool.parameters)
-            self._add(ToolDefinition(name, tool.description, parameters, tool.strict, deferred))
+            self._add(
+                ToolDefinition(
+                    name,
+                    tool.description,
+                    parameters,
+                    tool.strict,
+                    deferred,
+                    path=f"{path}.parameters",
+                )
+            )
         elif kind == "namespace":
             self._read_namespace(tool, path, deferred)
         elif kind == "custom":
@@ -208,7 +217,16 @@ class _Reader:
                 self._table.custom.add(name)
             else:
                 parameters = _value(inner.parameters)
-                self._add(ToolDefinition(name, description, parameters, inner.strict, deferred))
+                self._add(
+                    ToolDefinition(
+                        name,
+                        description,
+                        parameters,
+                        inner.strict,
+                        deferred,
+                        path=f"{where}.parameters",
+                    )
+                )
 
 
 def _custom_function(

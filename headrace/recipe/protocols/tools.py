@@ -10,16 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.recipe.conversation import FormatKind, ResponseFormat, ToolChoice, ToolDefinition
 from headrace.recipe.converted import ConstraintKind, OutputConstraint
+from headrace.recipe.grammar.tool_rules import ToolRule, ToolRules, tool_rule
 from headrace.recipe.json_text import compact_json
 from headrace.recipe.options import ConvertOptions
-from headrace.recipe.protocols.schema import check_schema, normalise_strict
+from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
 
 MAX_NAME_BYTES = 128
+_REMEMBERED_BYTES = 262_144  # longer lists of tools are read every time
 _NAME = re.compile(r"[a-zA-Z0-9_-]+\Z")
 # What would end the attribute of a call in the prompt, or look like its markup.
 _UNSAFE_IN_NAME = re.compile(r"[\x00-\x1f\x7f\"<>｜]")
@@ -35,11 +40,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class SettledTools:
-    """Tools that are kept, the choice that holds, and the constraint of both."""
+    """Tools that are kept, the choice that holds, and the constraint of both.
+
+    rules: level `clients`: what calls of the tools are held to.
+    """
 
     tools: tuple[ToolDefinition, ...] = ()
     choice: ToolChoice = ToolChoice.AUTO
     constraint: OutputConstraint | None = None
+    rules: ToolRules | None = None
 
 
 def check_tool_name(name: str, path: str, *, official: bool = True) -> None:
@@ -108,6 +117,38 @@ def check_strict_mixing(tools: Sequence[ToolDefinition], *, has_response_format:
         raise InvalidRequest(
             "response_format should not be used with tools", param="response_format"
         )
+
+
+def tool_rules(
+    declared: Sequence[ToolDefinition], kept: Sequence[ToolDefinition], options: ConvertOptions
+) -> ToolRules | None:
+    """What calls of the kept tools are held to: their schemas as they were declared.
+
+    None without tools and at level `official`. Raises InvalidRequest for strict tools whose schemas
+    cannot be enforced, with the path of the keyword.
+    """
+    if options.official or not kept:
+        return None
+    written = {tool.name: tool for tool in declared}
+    shown = tuple((tool, written[tool.name].parameters) for tool in kept)
+    key = msgspec.json.encode(
+        [(tool.name, tool.strict, tool.path, tool.parameters, schema) for tool, schema in shown]
+    )
+    read = _tool_rules if len(key) > _REMEMBERED_BYTES else _remembered_tool_rules
+    return read(key)
+
+
+def _tool_rules(key: bytes) -> ToolRules:
+    rules: list[ToolRule] = []
+    for name, strict, path, parameters, schema in msgspec.json.decode(key):
+        tool = ToolDefinition(name, None, parameters, strict, path=path)
+        # The normal form of the official codec has all properties, and no others.
+        close = bool(strict) and parameters != schema and not has_definitions(schema)
+        rules.append(tool_rule(tool, schema, close=close))
+    return ToolRules(tuple(rules))
+
+
+_remembered_tool_rules = lru_cache(maxsize=64)(_tool_rules)
 
 
 def output_constraint(

@@ -12,7 +12,9 @@ from headrace.recipe.options import ModelVersion
 from headrace.recipe.render import v4, v41
 from headrace.recipe.render.prompt import RenderedPrompt
 
-__all__ = ["RenderedPrompt", "render"]
+__all__ = ["CALL_FORMATS", "RenderedPrompt", "render"]
+
+CALL_FORMATS = {ModelVersion.V4: v4.CALLS, ModelVersion.V41: v41.CALLS}
 
 
 def render(

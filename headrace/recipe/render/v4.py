@@ -27,7 +27,7 @@ from headrace.recipe.prompt_texts import prompt_texts
 from headrace.recipe.render.common import CallFormat, ask, grounded, tool_texts, tools_before
 from headrace.recipe.render.prompt import PromptBuilder, RenderedPrompt
 
-_CALLS = CallFormat("tool_calls", "invoke", "parameter", "", spaced_json)
+CALLS = CallFormat("tool_calls", "invoke", "parameter", "", spaced_json)
 
 
 def render(conversation: Conversation, special: SpecialTokens) -> RenderedPrompt:
@@ -65,7 +65,7 @@ def render(conversation: Conversation, special: SpecialTokens) -> RenderedPrompt
             prompt.plain(message.content)
         previous = message
     goes_on = isinstance(previous, AssistantMessage) and previous.prefix
-    ask(prompt, conversation, special, _CALLS, goes_on=goes_on)
+    ask(prompt, conversation, special, CALLS, goes_on=goes_on)
     return prompt.build()
 
 
@@ -185,4 +185,4 @@ def _assistant(
     grounded(prompt, message.content, special)
     if message.tool_calls is not None:
         calls = sorted(message.tool_calls, key=lambda call: call.id)
-        _CALLS.write(prompt, calls, special.dsml)
+        CALLS.write(prompt, calls, special.dsml)

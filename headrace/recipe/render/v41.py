@@ -26,7 +26,7 @@ from headrace.recipe.prompt_texts import prompt_texts
 from headrace.recipe.render.common import CallFormat, ask, grounded, tool_texts, tools_before
 from headrace.recipe.render.prompt import PromptBuilder, RenderedPrompt
 
-_CALLS = CallFormat(" calls", " invoke", " parameter", "\n", python_json)
+CALLS = CallFormat(" calls", " invoke", " parameter", "\n", python_json)
 _USER_SIDE = (UserMessage, ToolMessage)
 _JSON_FORMATS = (FormatKind.JSON_OBJECT, FormatKind.JSON_SCHEMA)
 
@@ -79,7 +79,7 @@ def render(conversation: Conversation, special: SpecialTokens) -> RenderedPrompt
                 prompt.plain(tool_texts(message.tools, ModelVersion.V41))
     last = messages[-1] if messages else None
     goes_on = isinstance(last, AssistantMessage) and last.prefix
-    ask(prompt, conversation, special, _CALLS, goes_on=goes_on)
+    ask(prompt, conversation, special, CALLS, goes_on=goes_on)
     return prompt.build()
 
 
@@ -159,6 +159,6 @@ def _assistant(
         prompt.special(special.thinking_end)
     grounded(prompt, message.content, special)
     if message.tool_calls:
-        _CALLS.write(prompt, message.tool_calls, special.dsml)
+        CALLS.write(prompt, message.tool_calls, special.dsml)
     if not message.prefix:
         prompt.special(special.eos)

@@ -266,6 +266,43 @@ def test_a_terminal_dims_thoughts_and_gets_no_control_characters(
     assert '"a": [' in shown and '"ä"' in shown
 
 
+def shown(capsys: pytest.CaptureFixture[str], *steps: tuple[str, str]) -> tuple[str, str]:
+    """What a pipe gets of thoughts and content in this order: (stdout, stderr)."""
+    screen = ChatScreen(interactive=False)
+    for kind, text in steps:
+        (screen.thought if kind == "thought" else screen.content)(text)
+    screen.answer_ended()
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_white_space_around_thoughts_and_answers_is_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = [
+        ("thought", "\n Let me"),
+        ("thought", " see. \n"),
+        ("content", "\n\n"),
+        ("content", "4"),
+    ]
+    assert shown(capsys, *steps) == ("4\n", "Let me see.\n")
+    # Inside it stays, wherever the pieces are cut.
+    pieces = [("content", piece) for piece in ("a", " ", "\n", " b\n\n", "c ", "\n")]
+    assert shown(capsys, *pieces) == ("a \n b\n\nc\n", "")
+    # Before calls models write empty lines: nothing is left of them.
+    assert shown(capsys, ("thought", "Use f."), ("content", "\n\n")) == ("", "Use f.\n")
+    assert shown(capsys) == ("", "")
+
+
+def test_answers_do_not_inherit_white_space(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = ChatScreen(interactive=False)
+    for text in ("one \n", "two"):
+        screen.content(text)
+        screen.answer_ended()
+    screen.call("f", "{}")
+    assert capsys.readouterr().out == 'one\ntwo\n{"call": "f", "arguments": {}}\n'
+
+
 def test_ctrl_d_and_ctrl_c_at_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

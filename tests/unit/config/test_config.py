@@ -38,6 +38,10 @@ from headrace.errors import ConfigError
         ({"seed": 2**64}, "seed", "got 18446744073709551616"),
         ({"threads": 0}, "threads", "got 0"),
         ({"threads": 2, "batch_invariant": True}, "threads", "must be 1 or unset"),
+        ({"threads": 2, "deterministic": True}, "threads", "with engine.deterministic"),
+        ({"deterministic": 1}, "deterministic", "true or false"),
+        ({"deterministic": True, "replay": "bounded"}, "replay", "leave it out or set"),
+        ({"replay": "sometimes"}, "replay", "bounded, exact, off"),
         ({"served_model_name": " "}, "served_model_name", "1 to 256 characters"),
     ],
 )
@@ -46,6 +50,16 @@ def test_bad_values(values: dict[str, object], field: str, message: str) -> None
         EngineConfig(**values)
     assert caught.value.param == f"engine.{field}" and field in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_what_deterministic_includes() -> None:
+    config = EngineConfig(deterministic=True)
+    assert config.invariant_operators and config.replay_mode == "exact"
+    assert EngineConfig(deterministic=True, replay="off").replay_mode == "off"
+    uncached = EngineConfig(deterministic=True, replay="bounded", prefix_cache=False)
+    assert uncached.replay_mode == "bounded"
+    assert not EngineConfig().invariant_operators and EngineConfig().replay_mode == "bounded"
+    assert EngineConfig(batch_invariant=True).invariant_operators
 
 
 def test_priority_of_sources(tmp_path: Path) -> None:

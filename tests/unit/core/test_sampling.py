@@ -22,6 +22,7 @@ from headrace.errors import InvalidRequest
         *(("seed", value) for value in (10**5000, 2**64, -1, np.float64(3.0), True)),
         ("max_tokens", np.float64(3.0)),
         ("ignore_eos", 1),
+        *(("coupling", value) for value in ("Gumbel", "", 1, True)),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -29,7 +29,8 @@ VOCAB = 50
 EOS = 1
 NAN_TOKEN = 13  # a history that starts with it has NaN logits
 WINDOW = 5
-RING = WINDOW + 2
+BACKTRACK = 6  # rows that may be taken back: five drafts and the one before them
+RING = WINDOW + BACKTRACK
 NGRAM = 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 from headrace.config import EngineConfig
@@ -66,7 +66,9 @@ class ScriptedEngine:
         return StepOutput.of_chunks(chunks, [self._numbers[c.request_id] for c in chunks])
 
     def stats(self) -> EngineStats:
-        zeros = EngineStats(*(0 for _ in fields(EngineStats)))
+        zeros = EngineStats(
+            **{field.name: 0 for field in fields(EngineStats) if field.default is MISSING}
+        )
         return replace(zeros, running=len(self._running), steps=self._steps)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from headrace.core.output import TokenChunk
 from headrace.engine.plan import StepPlan, StepResult
-from headrace.engine.scheduler import NewRequest, Scheduler, SchedulerLimits
+from headrace.engine.scheduler import NewRequest, RowHooks, Scheduler, SchedulerLimits
+from headrace.engine.speculation.controller import Controller
 from headrace.kv.manager import KVManager
 from headrace.kv.pool import BlockPool
 from headrace.kv.resume import ResumeRules
@@ -26,6 +27,8 @@ def make(
     waiting: int = 100,
     ageing: int = 256,
     resume: ResumeRules | None = None,
+    hooks: RowHooks | None = None,
+    controller: Controller | None = None,
     **limits: int,
 ) -> Scheduler:
     kv = KVManager(BlockPool(blocks + 1), seqs + 1, blocks, block_tokens=BLOCK)
@@ -41,6 +44,8 @@ def make(
         ),
         resume=resume,
         root_key=bytes(32),
+        hooks=hooks,
+        controller=controller,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -43,14 +44,15 @@ def requests() -> list[Request]:
 EXPECTED = {r.request_id: answer_alone(r.prompt_token_ids, r.sampling) for r in requests()}
 
 
-def collect(engine: Engine) -> dict[str, tuple[int, ...]]:
-    """Step until idle; gapless outputs by request."""
+def collect(engine: Engine, chunks: Iterable[TokenChunk] = ()) -> dict[str, tuple[int, ...]]:
+    """Step until idle; gapless outputs by request, those in `chunks` before."""
     outputs: dict[str, tuple[int, ...]] = {}
-    while engine.has_work():
-        for chunk in engine.step():
+    while chunks or engine.has_work():
+        for chunk in chunks or engine.step():
             outputs.setdefault(chunk.request_id, ())
             assert chunk.index == len(outputs[chunk.request_id])
             outputs[chunk.request_id] += chunk.tokens
+        chunks = ()
     stats = engine.stats()
     assert (stats.free_blocks, stats.running, stats.waiting) == (stats.total_blocks, 0, 0)
     return outputs
@@ -150,7 +152,7 @@ def test_ends() -> None:
 
 
 def test_abort_frees_at_once_and_is_told_once() -> None:
-    engine = Engine(replace(CONFIG, max_num_seqs=1), FakeModel())
+    engine = Engine(replace(CONFIG, max_num_seqs=1, overlap=False), FakeModel())
     params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
     engine.add(Request("a", prompt(200, 0), params))
     engine.add(Request("b", prompt(200, 1), params))
@@ -169,7 +171,7 @@ def test_abort_frees_at_once_and_is_told_once() -> None:
 
 
 def test_nan_logits_fail_one_request_only() -> None:
-    engine = Engine(CONFIG, FakeModel())
+    engine = Engine(replace(CONFIG, overlap=False), FakeModel())
     bad = Request("bad", (NAN_TOKEN, 20, 22), SamplingParams(max_tokens=5))
     good = requests()[2]
     engine.add(bad)
@@ -191,17 +193,21 @@ def collect_rest(engine: Engine) -> tuple[int, ...]:
     return tokens
 
 
-def test_a_step_that_raises_loses_nothing() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_step_that_raises_loses_nothing(overlap: bool, steps: int) -> None:
     model = FakeModel()
-    engine = Engine(CONFIG, model)
+    engine = Engine(replace(CONFIG, overlap=overlap), model)
     for request in requests():
         engine.add(request)
     engine.add(Request("given up", prompt(3, 0), SamplingParams()))
     engine.abort("given up")
+    chunks = [chunk for _ in range(steps) for chunk in engine.step()]
     model.fail_next = MemoryError("no room")
     with pytest.raises(MemoryError):
-        engine.step()
-    assert collect(engine) == EXPECTED | {"given up": ()}
+        for _ in range(2):
+            chunks += engine.step()
+    assert collect(engine, chunks) == EXPECTED | {"given up": ()}
 
 
 @pytest.mark.parametrize(

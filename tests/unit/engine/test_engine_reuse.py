@@ -252,7 +252,7 @@ def test_an_abort_at_any_moment_frees_everything(steps: int) -> None:
 
 
 def test_priorities_decide_who_goes_first() -> None:
-    engine = Engine(replace(CONFIG, max_num_seqs=1), FakeModel())
+    engine = Engine(replace(CONFIG, max_num_seqs=1, overlap=False), FakeModel())
     for name, priority in (("late", 2), ("soon", -1), ("middle", 0)):
         params = replace(SAMPLED, max_tokens=2)
         engine.add(Request(name, ids(5, 1), params, priority))

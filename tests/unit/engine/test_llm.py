@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_the_engine_usable() -> None:
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, GREEDY)
     stats = llm.engine.stats()
-    assert (stats.running, stats.waiting) == (1, 0)  # the stream is somebody else's
+    assert stats.running + stats.waiting == 1  # the stream is somebody else's
     assert llm.generate(PROMPTS[:2], GREEDY)[1].token_ids == answer_alone(PROMPTS[1], GREEDY)
     rest = [token for chunk in stream for token in chunk.token_ids]
     assert tuple(rest) == answer_alone([25], GREEDY)[1:]

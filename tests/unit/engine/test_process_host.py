@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from headrace.engine.outputs import StepOutput
 from headrace.engine.stats import EngineStats
 
 DEADLINE_S = 20.0
-STATS = EngineStats(*(0 for _ in fields(EngineStats)))
+STATS = EngineStats(**{field.name: 0 for field in fields(EngineStats) if field.default is MISSING})
 
 
 class CountingEngine:

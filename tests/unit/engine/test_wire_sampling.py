@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.request import Request
-from headrace.core.sampling import LogprobsMode, SamplingParams, StopScope
+from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams, StopScope
 from headrace.engine import wire
 from headrace.engine.host import CommandChannel, EngineHost
 from headrace.errors import InvalidRequest
@@ -17,6 +17,7 @@ from tests.unit.engine.test_process_host import CountingEngine, receive
 
 EVERYTHING = SamplingParams(
     temperature=0.3,
+    speculation="fixed:2",
     top_p=0.4,
     top_k=5,
     seed=2**64 - 1,
@@ -37,6 +38,7 @@ EVERYTHING = SamplingParams(
     logprobs=6,
     logprobs_mode=LogprobsMode.PROCESSED,
     prompt_logprobs=2,
+    coupling=Coupling.MAXIMAL,
 )
 
 

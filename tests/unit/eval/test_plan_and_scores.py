@@ -48,7 +48,7 @@ def test_tasks_cover_every_question_once_and_keep_samples_together() -> None:
 def result(
     family: str, part: str, right: bool, thinking: bool = False, valid: bool | None = None
 ) -> Result:
-    return Result(family, part, thinking, SEED, right, valid, "", "", 1)
+    return Result(family, part, thinking, SEED, right, valid, "", "", 1, 100)
 
 
 def test_scores_count_right_and_valid_answers_by_part() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +10,11 @@ import pytest
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
 from headrace.eval import families
-from headrace.eval.families import FAMILIES
-from headrace.eval.items import FIRST_TEST_SEED, Item
+from headrace.eval.families import FAMILIES, draw
+from headrace.eval.items import FIRST_TEST_SEED, Draw, Item
 from headrace.eval.plan import Question, questions
 from headrace.eval.run import Examiner
+from headrace.kv.resume import ResumeRules
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.tokenizer import Tokenizer
 from train.data import Encoder
@@ -28,10 +30,13 @@ class OracleEngine:
         self.requests: dict[str, Request] = {}
         self.given: dict[str, int] = {}
         self.room = room
+        self.reuse = SimpleNamespace(resume=None)  # no prefix hits
+        self.order: list[tuple[str, int]] = []  # (request, how many others ran) as they came
 
     def add(self, request: Request) -> None:
         self.requests[request.request_id] = request
         self.given[request.request_id] = 0
+        self.order.append((request.request_id, len(self.requests) - 1))
 
     def has_work(self) -> bool:
         return bool(self.requests)
@@ -102,3 +107,20 @@ def test_an_answer_that_does_not_end_is_stopped() -> None:
     (result,) = examiner(OracleEngine(endless)).ask(asked)
     assert not result.right
     assert result.tokens < 200
+
+
+def test_the_first_question_about_a_long_text_is_answered_before_the_others_are_asked() -> None:
+    items = draw("recall", FIRST_TEST_SEED, Draw(tokens=600, far=True))[:3]
+    short = draw("copying", FIRST_TEST_SEED, Draw())[0]
+    asked = [Question(item, FIRST_TEST_SEED) for item in (*items, short)]
+    encoder = Encoder(TOKENIZER)
+    engine = OracleEngine({str(i): expected_ids(encoder, q.item) for i, q in enumerate(asked)})
+    engine.reuse.resume = ResumeRules("bounded", keep=135, replay_rows=128, windows_suffice=True)
+    assert all(result.right for result in examiner(engine).ask(asked))
+    assert engine.order == [("0", 0), ("3", 1), ("1", 0), ("2", 1)]
+    # Shorter prompts can hit nothing and wait for nobody.
+    asked = [replace(q, item=short) for q in asked]
+    engine.answers = {str(i): expected_ids(encoder, short) for i in range(4)}
+    engine.order = []
+    examiner(engine).ask(asked)
+    assert [name for name, _ in engine.order] == ["0", "1", "2", "3"]

@@ -373,14 +373,17 @@ def test_the_engine_gets_the_definitions_that_the_prompt_has_lost() -> None:
         assert '"$defs":' in clients.inference.constraint.schema
 
 
-def test_strict_tools_may_stand_beside_others_and_plain_text() -> None:
+def test_strict_tools_may_stand_beside_others_and_a_format() -> None:
     strict, loose = function("f", strict=True), function("g")
     assert len(convert(tools=[strict, loose]).conversation.tools) == 2
     assert convert(tools=[strict], response_format={"type": "text"}).parsing.parse_tool_calls
     mixed = fails(tools=[strict, loose], options=OFFICIAL)
     assert mixed.message.startswith("Cannot use strict tool with non-strict tool")
     form = {"type": "regex", "regex": "a"}
-    assert fails(tools=[strict], response_format=form).param == "response_format"
+    refused = fails(tools=[strict], response_format=form, options=OFFICIAL)
+    assert refused.param == "response_format"
+    rules = convert(tools=[strict], response_format=form).rules
+    assert rules is not None and rules.tools is not None and rules.format is not None
 
 
 def test_settings_for_the_events() -> None:

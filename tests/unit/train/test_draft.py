@@ -18,6 +18,7 @@ from headrace.model.weight_plan import stored_tensors
 from headrace.ops.numerics import Numerics
 from train import draft_eval
 from train.anchors import BlockMaker
+from train.checkpoint import load
 from train.config import make_config, with_draft, without_draft
 from train.draft import DraftTrainer, arguments, rate_at, total_loss
 from train.draft_forward import Judged
@@ -35,11 +36,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
     out = tmp_path_factory.mktemp("draft")
     words = f"--seconds 600 --out {out} --cache {out / 'cache.pt'} --cache-batches 1 --workers 0"
     words += " --tokens 512 --length 256 --anchors 24 --groups 1 --dtype float32"
+    words += f" --local {out / 'local'}"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         assert DraftTrainer(arguments([*words.split(), "--steps", "5"])).run([])
-        resumed = [*words.split(), "--steps", "10", "--resume", str(out / "draft")]
+        folders = [str(out / "draft"), str(out / "local")]
+        resumed = [*words.split(), "--steps", "10", "--resume", *folders]
         assert DraftTrainer(arguments(resumed)).run([])
     finally:
         torch.set_num_threads(threads)
@@ -55,6 +58,19 @@ def test_the_loss_falls_and_a_resumed_run_goes_on(
     assert steps == [1, 5, 6, 10]
     assert log[1]["loss"] < log[0]["loss"]
     assert log[3]["loss"] < log[2]["loss"] < log[0]["loss"]
+
+
+def test_the_local_checkpoint_has_the_optimiser_and_the_other_travels(
+    trained: tuple[Path, list[dict[str, float]]],
+) -> None:
+    spec = ModelSpec.from_config(make_config(EMBEDDED / "tokenizer.json", draft=True))
+    local, small = (load(trained[0] / name, spec, draft=True) for name in ("local", "draft"))
+    assert local is not None and local.optimiser is not None
+    assert small is not None and small.optimiser is None
+    # Resumed with the optimiser's state: it was never fresh again.
+    assert local.meta["fresh_since"] == 0 and small.meta["step"] == 10
+    assert local.masters.keys() == small.masters.keys()
+    assert all(name.startswith("mtp.") for name in small.masters)
 
 
 def test_the_exported_draft_is_loaded_and_drafts(

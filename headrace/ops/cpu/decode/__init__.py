@@ -4,7 +4,7 @@ In such a step the numbers are few and the calls many, so that the time of an op
 of calls it makes: about 3 us per torch call and 1 us per NumPy call, whatever they compute. These
 implementations make fewer calls, work in NumPy between two tensors that share its memory, and leave
 matrix products to torch. Above `arrays.FEW` numbers they hand over to the reference, whose calls
-run on several threads. Measurements: docs/perf-log.md.
+run on several threads, or to `prefill`. Measurements: docs/perf-log.md.
 """
 
 from headrace.ops.cpu.decode import (

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops.cpu import prefill
 from headrace.ops.cpu.decode import quant
 from headrace.ops.cpu.decode.arrays import LARGE_PRODUCT, array, tensor
 from headrace.ops.records import RecordView
-from headrace.ops.reference import attention as reference
 
-# Most numbers of gathered keys (4 MB in fp32); the reference bounds them by tiles of rows.
+# Most numbers of gathered keys (4 MB in fp32).
 _MOST_KEYS = 1 << 20
 
 
@@ -31,9 +31,7 @@ def sparse_attention(
     near = place.shape[1]
     count = near + (far.shape[1] if entries is not None else 0)
     if rows * count * width > _MOST_KEYS:
-        return reference.sparse_attention(
-            q, window, window_index, entries, major, minor, sink, scale
-        )
+        return prefill.sparse_attention(q, window, window_index, entries, major, minor, sink, scale)
     window_keys = array(window)
     keys = np.empty((rows, count + 1, width), window_keys.dtype)
     # mode="clip": -1 reads row 0, which is taken out below.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops.cpu import prefill
 from headrace.ops.cpu.decode.arrays import FEW, array, tensor
 from headrace.ops.reference import indexer as reference
 
@@ -46,7 +47,7 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """`reference.index_scores`, its sum over the heads as a matrix product."""
     b, n, h, d = q.shape
     if b * n * h * keys.shape[1] > 1 << 20:
-        return reference.index_scores(q, weights, keys)
+        return prefill.index_scores(q, weights, keys)
     dots = torch.bmm(q.reshape(b, n * h, d), keys.transpose(1, 2))
     dots = torch.relu_(dots).view(b * n, h, keys.shape[1])
     return torch.bmm(weights.reshape(b * n, 1, h), dots).view(b, n, keys.shape[1])
@@ -72,7 +73,7 @@ def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Te
 def select_top_k(scores: Tensor, top_k: int) -> Tensor:
     """`reference.select_top_k`."""
     if not 0 < scores.numel() <= FEW or top_k < 1:
-        return reference.select_top_k(scores, top_k)
+        return prefill.select_top_k(scores, top_k)
     s = array(scores)
     rows, n = s.shape
     places = (-s).argsort(axis=1, kind="stable")[:, :top_k]

@@ -1,0 +1,1 @@
+"""Structured output: grammars of answers, compiled, followed and applied as masks."""

@@ -1,0 +1,144 @@
+"""Grammars by llguidance: compiled in about a millisecond, masks computed when they are needed.
+
+Contract: a `GrammarBackend`. Every kind becomes one Lark text with `no_forcing`, so that a mask
+holds every token that the grammar allows, not only the canonical spelling of what comes next, and
+depends on the bytes before alone. The library's limits bound the memory and the time of one mask;
+they cannot be exceeded silently: a matcher at a limit raises MatcherFailed. Nothing can be
+serialised; compiling again is as fast as reading a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
+
+from headrace.core.grammar import GrammarKind
+from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
+from headrace.engine.grammar.text import choices_of, schema_of
+from headrace.errors import InvalidGrammar
+
+# Without it the library allows only one spelling of text that is certain, and a draft or a model
+# that spells it otherwise would be refused. At the end: lines of errors stay those of the user.
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+# About 2 kB each; deterministic automata of hostile expressions would fill the memory.
+MAX_LEXER_STATES = 50_000
+# Below the recursion limit of the library's JSON reader.
+MAX_SCHEMA_DEPTH = 100
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+
+
+class LlguidanceBackend:
+    """llguidance over one vocabulary; building it takes about a second for 129,280 tokens."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.name = f"llguidance {get_version()}"
+        wrapper = TokenizerWrapper(_Tokens(table))
+        self._tokenizer = LLTokenizer(
+            wrapper,
+            n_vocab=len(table.texts),
+            eos_token=table.eos_id,
+            slices=LLTokenizer.json_slices(),
+        )
+        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+    def compile(self, kind: GrammarKind, text: str) -> LlguidanceGrammar:
+        """See `GrammarBackend.compile`."""
+        json_schema = None
+        if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
+            schema = schema_of(kind, text, MAX_SCHEMA_DEPTH)
+            # Whoever writes a schema must not change the options of the library by it.
+            schema["x-guidance"] = {"lenient": False, "whitespace_flexible": True}
+            json_schema = json.dumps(schema)
+            lark = f"start: %json {json_schema}"
+        elif kind is GrammarKind.REGEX:
+            lark = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+        elif kind is GrammarKind.CHOICE:
+            lark = "start: " + " | ".join(map(_literal, choices_of(text)))
+        else:
+            lark = text
+        template = LLMatcher(self._tokenizer, lark + _OPTIONS, log_level=0, limits=self._limits)
+        if template.is_error():
+            raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
+        return LlguidanceGrammar(template, json_schema)
+
+    def serialise(self, grammar: Any) -> bytes | None:
+        """None: llguidance has no format for compiled grammars."""
+        return None
+
+    def deserialise(self, data: bytes) -> LlguidanceGrammar:
+        """Never called with anything that `serialise` wrote."""
+        raise ValueError("llguidance has no format for compiled grammars")
+
+
+class LlguidanceGrammar:
+    """A matcher that stays at the start, to be copied."""
+
+    def __init__(self, template: LLMatcher, json_schema: str | None) -> None:
+        self._template = template
+        self.json_schema = json_schema
+
+    def matcher(self) -> LlguidanceMatcher:
+        """A copy at the start."""
+        return LlguidanceMatcher(self._template.deep_copy())
+
+
+class LlguidanceMatcher:
+    """One answer; see `BackendMatcher`."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """See `BackendMatcher.accept`."""
+        if not self._matcher.consume_tokens(list(tokens)):
+            raise MatcherFailed(_first_line(self._matcher.get_error()))
+
+    def rollback(self, count: int) -> None:
+        """See `BackendMatcher.rollback`."""
+        if not self._matcher.rollback(count):
+            raise MatcherFailed(_first_line(self._matcher.get_error()))
+
+    def fill_mask(self, words: MaskWords) -> None:
+        """See `BackendMatcher.fill_mask`."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        # At a limit the library allows EOS alone, which would pass for a complete answer.
+        if self._matcher.is_error():
+            raise MatcherFailed(_first_line(self._matcher.get_error()))
+
+
+class _Tokens:
+    """A vocabulary in the form that llguidance reads."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.eos_token_id = table.eos_id
+        self.bos_token_id = None
+        self.tokens = table.texts
+        self.special_token_ids = table.control_ids
+
+    def __call__(self, text: str) -> list[int]:
+        # Only asked to spell forced text, which `no_forcing` switches off.
+        return []
+
+
+def _literal(choice: str) -> str:
+    return json.dumps(choice, ensure_ascii=False)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].strip()
+
+
+def _reason(kind: GrammarKind, error: str) -> str:
+    reason = _first_line(error)
+    if kind is not GrammarKind.LARK:
+        # Lines and columns of a text that the user has never seen.
+        reason = _PLACE.sub("", reason)
+    if kind is GrammarKind.REGEX:
+        marked = re.search(r"^\s*error: (.*)$", error, re.MULTILINE)
+        reason = marked[1] if marked else reason
+    reason = reason.removeprefix("failed to compile JSON schema: ").rstrip(":. ")
+    return f"The {kind} grammar cannot be compiled: {reason}."

@@ -1,0 +1,103 @@
+"""Drafts as the target would draw them: the `pick` of `Model.draft`.
+
+Contract: a `DraftPicker` draws the drafts of one block, place after place, for R requests. Each is
+drawn with the request's own parameters: penalties (the drafts before it counted), bias, allowed and
+banned ids, min_tokens, temperature, top_k, top_p, min_p; grammar masks are the target's alone.
+Greedy rows take the highest, `gumbel` rows use the noise of the target, `maximal` rows numbers of
+(seed, anchor, position), where the anchor is the position before the block; what those were drawn
+from is kept in `weights`. The state does not change. Used by the engine's drafting loop.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.core.rng import Purpose
+from headrace.engine.edits import Prefixes, edited
+from headrace.engine.sampler import noisy_tokens, shaped_weights, taken
+from headrace.engine.sampling_state import DRAWS, GUMBEL, SamplerState
+from headrace.engine.speculation import rejection
+from headrace.engine.uniforms import draft_seeds
+
+Ids = NDArray[np.int64]
+
+
+class DraftPicker:
+    """Call it with (place, logits) for the places 0, 1, ... of one block."""
+
+    def __init__(self, state: SamplerState, rows: Ids, positions: Ids) -> None:
+        """rows: int64 [R], table rows. positions: int64 [R], absolute ones of the first drafts."""
+        self._state = state
+        self._rows = rows
+        self._positions = positions
+        flags = state.flags[rows]
+        self._draws = (flags & DRAWS) != 0
+        self._noisy = (flags & (DRAWS | GUMBEL)) == (DRAWS | GUMBEL)
+        self._rejects = self._draws & ~self._noisy
+        # Numbers of their own in every round, see `rng.draft_seed`.
+        self._seeds = draft_seeds(state.seeds[rows], positions - 1)
+        self._ids: list[Ids] = []
+        self._weights: list[Tensor] = []
+
+    @property
+    def weights(self) -> Tensor | None:
+        """What the drafts so far were drawn from, not normalised: fp32 [R, drafts, vocab], zeros in
+        rows that are greedy or of the `gumbel` coupling. None: no row is of another kind.
+        """
+        return torch.stack(self._weights, dim=1) if self._weights else None
+
+    def __call__(self, place: int, logits: Tensor) -> Tensor:
+        """Draft number `place` of each row, int64 [R], given logits [R, vocab]; not changed.
+
+        A row whose highest logit is not finite gives some id, as one that was certain. Raises
+        ValueError for a place that is not the next one.
+        """
+        if place != len(self._ids):
+            raise ValueError(f"Place {len(self._ids)} is to be drafted next, not {place}.")
+        positions = self._positions + place
+        if self._state.flags[self._rows].any():
+            logits = edited(logits, self._state, self._rows, positions, prefixes=self._prefixes())
+        highest, best = logits.max(dim=-1)
+        ids = best.cpu().numpy()
+        if self._draws.any():
+            ids = ids.copy()
+            finite = torch.isfinite(highest).cpu().numpy()
+            noisy = np.flatnonzero(finite & self._noisy)
+            if len(noisy):
+                ids[noisy] = noisy_tokens(
+                    taken(logits, noisy), self._state, self._rows[noisy], positions[noisy]
+                )
+            self._draw_weighted(ids, logits, positions, finite & self._rejects)
+        self._ids.append(ids)
+        return torch.from_numpy(ids).to(logits.device)
+
+    def _prefixes(self) -> Prefixes | None:
+        if not self._ids:
+            return None
+        begin = np.arange(len(self._rows)) * len(self._ids)
+        return Prefixes(np.stack(self._ids, axis=1).ravel(), begin, begin + len(self._ids))
+
+    def _draw_weighted(
+        self, ids: Ids, logits: Tensor, positions: Ids, rows: NDArray[np.bool_]
+    ) -> None:
+        if not self._rejects.any():
+            return
+        kept = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
+        index = np.flatnonzero(rows)
+        if len(index):
+            weights = shaped_weights(taken(logits, index), self._state, self._rows[index])
+            # Drawn from what is kept: the check must know the draft's distribution exactly.
+            rounded = weights.float()
+            kept[torch.from_numpy(index).to(kept.device)] = rounded
+            ids[index] = rejection.fresh(
+                rounded.double(), self._seeds[index], positions[index], Purpose.DRAFT
+            )
+        self._weights.append(kept)
+
+
+def draft_picker(state: SamplerState, rows: Ids, positions: Ids) -> DraftPicker:
+    """A picker for one block: rows int64 [R], positions int64 [R] of the first drafts."""
+    return DraftPicker(state, rows, positions)

@@ -1,0 +1,163 @@
+"""Who drafts, and where drafts wait until they are verified.
+
+Contract: a `Drafter` proposes the next tokens of some rows after each step; `ModelDrafter` is the
+draft module of a checkpoint, tests have scripted ones. What it proposes may be anything: only the
+speed depends on it. `DraftPool` keeps the newest proposal of each table row until the next step of
+that row. Owned by `engine/executor.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.engine.plan import Floats, Ints, Tokens
+from headrace.engine.speculation.draft_picker import DraftPicker
+from headrace.errors import InternalError
+from headrace.kv.cache import KVCache
+from headrace.model.deepseek.dspark import Drafts, Pick
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What to draft for: R rows whose newest token has no cache row yet.
+
+    rows: int64 [R], table rows (= slots). lengths: int64 [R], known tokens of each. tokens: int32
+    [num_rows, max_tokens], known ids by table row, to be read only. pick: draws one place of all
+    rows as the requests want it; use it once per place, in order.
+    """
+
+    rows: Ints
+    lengths: Ints
+    tokens: Tokens
+    pick: DraftPicker
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts of R rows, G each.
+
+    token_ids: int64 [R, G]. features: float64 [R, G], what `Controller.confidences` turns into the
+    chance of each to be accepted if those before it are; they must not depend on the draft itself.
+    Of a checkpoint: raw outputs of its confidence head. weights: [R, G, vocab], what they
+    were drawn from, not normalised; a row of zeros, or None: they were not drawn at random.
+    """
+
+    token_ids: Ints
+    features: Floats
+    weights: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens; called in the executor's thread."""
+
+    @property
+    def length(self) -> int:
+        """G, drafts of a proposal."""
+        ...
+
+    def draft(self, request: DraftRequest, cache: KVCache, /) -> Proposal:
+        """The tokens that may follow."""
+        ...
+
+
+class DraftingModel(Protocol):
+    """A model with a draft module; `model.deepseek.model.Model` is one."""
+
+    def draft(
+        self,
+        next_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cache: KVCache,
+        *,
+        length: int | None = None,
+        pick: Pick = ...,
+    ) -> Drafts:
+        """See there."""
+        ...
+
+
+class ModelDrafter:
+    """The draft module of a checkpoint. length: drafts of a block, at most its block size."""
+
+    def __init__(self, model: DraftingModel, length: int) -> None:
+        self._model = model
+        self._length = length
+
+    @property
+    def length(self) -> int:
+        """Drafts of a block."""
+        return self._length
+
+    def draft(self, request: DraftRequest, cache: KVCache) -> Proposal:
+        """One block per row; its window is that of the rows computed so far."""
+        newest = request.lengths - 1
+        drafts = self._model.draft(
+            torch.from_numpy(request.tokens[request.rows, newest].astype(np.int64)),
+            torch.from_numpy(newest),
+            torch.from_numpy(request.rows),
+            cache,
+            length=self._length,
+            pick=request.pick,
+        )
+        return Proposal(
+            drafts.token_ids[:, 1:].numpy(),
+            drafts.confidence.double().numpy(),
+            request.pick.weights,
+        )
+
+
+class DraftPool:
+    """Newest drafts by table row.
+
+    count: int64 [num_rows], 0 or G. token_ids: int64 [num_rows, G]. features: float64
+    [num_rows, G], as in `Proposal`.
+    """
+
+    def __init__(self, num_rows: int, length: int) -> None:
+        self.count: Ints = np.zeros(num_rows, dtype=np.int64)
+        self.token_ids: Ints = np.zeros((num_rows, length), dtype=np.int64)
+        self.features: Floats = np.zeros((num_rows, length))
+        # Only drafts drawn at random for the `maximal` coupling have weights: reserved when needed.
+        self._weights: Tensor | None = None
+        self._weighted = np.zeros(num_rows, dtype=np.bool_)
+
+    def clear(self, rows: Ints) -> None:
+        """Drop the drafts of these rows."""
+        self.count[rows] = 0
+        self.features[rows] = 0.0
+        self._weighted[rows] = False
+
+    def put(self, rows: Ints, proposal: Proposal) -> None:
+        """Keep a proposal for these rows. Raises InternalError where its shapes are wrong."""
+        shape = (rows.size, self.token_ids.shape[1])
+        weights = proposal.weights
+        if (
+            proposal.token_ids.shape != shape
+            or proposal.features.shape != shape
+            or (weights is not None and weights.shape[:2] != shape)
+        ):
+            raise InternalError(f"The drafter was asked for {shape} drafts and gave others.")
+        self.count[rows] = shape[1]
+        self.token_ids[rows] = proposal.token_ids
+        self.features[rows] = proposal.features
+        self._weighted[rows] = weights is not None
+        if weights is not None:
+            if self._weights is None:
+                size = (len(self.count), *weights.shape[1:])
+                self._weights = torch.zeros(size, dtype=weights.dtype, device=weights.device)
+            self._weights[torch.from_numpy(rows)] = weights
+
+    def weights(self, rows: Ints, places: Ints) -> Tensor | None:
+        """What drafts were drawn from, [T, vocab]: rows, places int64 [T], place -1: no draft."""
+        known = self._weighted[rows] & (places >= 0)
+        if self._weights is None or not known.any():
+            return None
+        found = self._weights[torch.from_numpy(rows), torch.from_numpy(np.maximum(places, 0))]
+        found[torch.from_numpy(~known)] = 0.0
+        return found

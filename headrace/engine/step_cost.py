@@ -1,0 +1,80 @@
+"""What a step costs on this machine, measured before the first request.
+
+Contract: `measure_cost` runs the model on a small cache of its own: forward passes by rows and
+draft passes by requests, from one up, until all sizes or a time budget are used up; beyond the last
+size the curves go on as they ended. Only `adaptive` speculation needs it. Called by
+`engine/load.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
+from headrace.engine.speculation.cost import StepCost
+from headrace.engine.speculation.curve import Curve, default_sizes, measure
+from headrace.kv.cache import KVCache
+from headrace.model.batch import Batch, BatchRow
+from headrace.model.deepseek.model import Model
+
+CONTEXT_TOKENS = 100  # of each request in the measured steps
+BUDGET_S = 2.0  # of each curve
+REPEATS = 3
+
+
+def measure_cost(model: Model, draft_length: int, max_num_seqs: int, max_rows: int) -> StepCost:
+    """Curves of a model with its draft module.
+
+    draft_length: drafts of a block. max_num_seqs: requests of a step at most. max_rows: its rows.
+    """
+    each = draft_length + 1
+    requests = min(max_num_seqs, -(-max_rows // each))
+    cache = KVCache(
+        model.kv_groups(),
+        num_blocks=requests + 1,
+        num_slots=requests + 1,
+        dtype=model.numerics.torch_dtype,
+    )
+    tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
+    ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
+
+    def forward(rows: int) -> float:
+        shares = []
+        for slot in range(1, -(-rows // each) + 1):
+            count = min(each, rows - (slot - 1) * each)
+            shares.append(BatchRow(ids, CONTEXT_TOKENS, count, [slot], slot, "all"))
+        if padding := -rows % tile:
+            shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
+        batch = Batch.build(shares, model.max_ngram)
+        return _seconds(lambda: model.forward(batch, cache))
+
+    def draft(count: int) -> float:
+        slots = torch.arange(1, count + 1)
+        newest = torch.zeros(count, dtype=torch.int64)
+        places = torch.full_like(newest, CONTEXT_TOKENS)
+        return _seconds(lambda: model.draft(newest, places, slots, cache, length=draft_length))
+
+    with torch.inference_mode():
+        verify = _measured(forward, min(max_rows, requests * each))
+        return StepCost(verify, _measured(draft, requests))
+
+
+def _measured(run: Callable[[int], float], most: int) -> Curve:
+    sizes: list[int] = []
+    left_s = BUDGET_S
+    for size in default_sizes(most):
+        if left_s <= 0 and len(sizes) >= 2:
+            break
+        sizes.append(size)
+        left_s -= (REPEATS + 1) * run(size)
+    return measure(run, sizes, repeats=REPEATS, warmup=0)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s

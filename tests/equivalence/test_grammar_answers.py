@@ -1,0 +1,130 @@
+"""Answers of real (random) models to random schemas: what is finished is valid, what is cut is not
+broken, and caches change no token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from headrace.assets import embedded_model
+from headrace.config import EngineConfig
+from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.output import FinishReason, RequestOutput
+from headrace.core.sampling import SamplingParams
+from headrace.engine.grammar.backend import TokenTable
+from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
+from headrace.engine.llm import LLM
+from headrace.recipe.tokenizer import Tokenizer
+from tests.unit.engine.grammar.grammars import Schemas, schema
+
+# Part of an answer's tokens must be structure: a random model fills strings and white space.
+BIAS = {'"': 4.0, "}": 4.0, "]": 4.0, ",": 1.0, " ": -9.0, "\n": -9.0, "\t": -9.0, "\r": -9.0}
+CONFIG = EngineConfig(threads=1, max_model_len=512, num_blocks=200, max_num_seqs=32, seed=7)
+MODELS = ("tiny-8", "embedded")
+
+
+@contextmanager
+def opened(model: str, tiny_dir: Path, **changes: Any) -> Iterator[tuple[LLM, Tokenizer]]:
+    folder = tiny_dir if model == "tiny-8" else embedded_model()
+    tokenizer = Tokenizer.from_directory(folder)
+    settings = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__} | changes
+    with LLM(folder, EngineConfig(**settings), tokenizer=tokenizer) as llm:
+        yield llm, tokenizer
+
+
+def answers(
+    model: str, tiny_dir: Path, schemas: list[dict[str, Any]], **changes: Any
+) -> tuple[list[RequestOutput], Tokenizer, TokenTable]:
+    """One answer per schema; every fourth is greedy, the others are seeded at temperature 1."""
+    max_tokens = changes.pop("max_tokens", 60)
+    with opened(model, tiny_dir, **changes) as (llm, tokenizer):
+        bias = {tokenizer.encode(text)[0]: value for text, value in BIAS.items()}
+        params = [
+            SamplingParams(
+                grammar=schema(value),
+                max_tokens=max_tokens,
+                seed=number,
+                temperature=0.0 if number % 4 == 3 else 1.0,
+                logit_bias=bias,
+            )
+            for number, value in enumerate(schemas)
+        ]
+        outputs = llm.generate(["Give an object:"] * len(schemas), params)
+        spec = llm.engine.spec
+        return outputs, tokenizer, TokenTable.of(tokenizer, spec.vocab_size, spec.eos_id)
+
+
+def check_answers(model: str, tiny_dir: Path, count: int, seed: int) -> dict[str, int]:
+    """Check one answer for each of `count` schemas; how they ended."""
+    schemas = list(islice(Schemas(seed), count))
+    outputs, tokenizer, table = answers(model, tiny_dir, schemas)
+    backend = LlguidanceBackend(table)
+    ends = {"finished": 0, "cut": 0}
+    for value, output in zip(schemas, outputs, strict=True):
+        if output.finish is FinishReason.STOP:
+            ends["finished"] += 1
+            instance = json.loads(tokenizer.decode(output.token_ids[:-1]))
+            validator = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
+            assert validator.is_valid(instance), (value, output.text)
+        else:
+            assert output.finish is FinishReason.LENGTH, output.error
+            ends["cut"] += 1
+            fresh = backend.compile(GrammarKind.JSON_SCHEMA, json.dumps(value)).matcher()
+            fresh.accept(output.token_ids)  # a prefix of a valid answer
+    return ends
+
+
+@pytest.mark.parametrize(("model", "count"), [("tiny-8", 60), ("embedded", 30)])
+def test_finished_answers_are_valid_and_cut_ones_are_prefixes(
+    tiny_dir: Path, model: str, count: int
+) -> None:
+    ends = check_answers(model, tiny_dir, count, seed=11)
+    assert ends["finished"] > count // 3
+    assert ends["cut"] > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("model", MODELS)
+def test_finished_answers_are_valid_and_cut_ones_are_prefixes_sweep(
+    tiny_dir: Path, model: str
+) -> None:
+    print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, 1000, seed=12))
+
+
+@pytest.mark.parametrize("changes", [{"grammar_cache_bytes": 0}])
+def test_caches_change_no_token(tiny_dir: Path, changes: dict[str, Any]) -> None:
+    """Greedy and seeded rows. The dtype makes rows of a step independent of their number."""
+    schemas = list(islice(Schemas(21), 12))
+    exact = {"dtype": "float64", "max_tokens": 24}
+    plain, _, _ = answers("tiny-8", tiny_dir, schemas, **exact, **changes)
+    default, _, _ = answers("tiny-8", tiny_dir, schemas, **exact)
+    assert [o.token_ids for o in default] == [o.token_ids for o in plain]
+    assert [o.finish for o in default] == [o.finish for o in plain]
+
+
+def test_thinking_ends_before_the_answer_begins(tiny_dir: Path) -> None:
+    """SO-1, SO-2: the tokens before the end of thinking are free, those after it are the JSON."""
+    with opened("tiny-8", tiny_dir) as (llm, tokenizer):
+        end = tokenizer.added["</think>"]
+        spec = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "integer"}', (end,))
+        outputs = llm.generate(
+            ["Hello"] * 8,
+            [
+                SamplingParams(grammar=spec, max_tokens=60, seed=seed, logit_bias={end: 6.0})
+                for seed in range(8)
+            ],
+        )
+    ended = [output.token_ids for output in outputs if output.finish is FinishReason.STOP]
+    assert len(ended) >= 4
+    for ids in ended:
+        border = ids.index(end)
+        assert isinstance(json.loads(tokenizer.decode(ids[border + 1 : -1])), int)
+    assert any(ids.index(end) > 0 for ids in ended)
