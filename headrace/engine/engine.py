@@ -89,11 +89,7 @@ class Engine:
         divided by to be confidences, one or one per draft of a block. platform: the CPU by default.
         clock: seconds, monotonic; for waiting times only.
         """
-        if config.deterministic and not model.numerics.batch_invariant:
-            raise ConfigError(
-                "engine.deterministic needs a model loaded with batch-invariant operators.",
-                param="engine.deterministic",
-            )
+        _check_operators(config, model)
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
@@ -381,6 +377,14 @@ def run_now(task: Callable[[], StepResult]) -> Future[StepResult]:
     except BaseException as error:
         future.set_exception(error)
     return future
+
+
+def _check_operators(config: EngineConfig, model: ModelLike) -> None:
+    if config.deterministic and not model.numerics.batch_invariant:
+        raise ConfigError(
+            "engine.deterministic needs a model loaded with batch-invariant operators.",
+            param="engine.deterministic",
+        )
 
 
 def _check_rings(groups: Sequence[KVGroupSpec], draft_length: int) -> None:
