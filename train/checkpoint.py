@@ -50,11 +50,13 @@ def save(
     meta: Mapping[str, Any],
     optimiser: Mapping[str, Tensor] | None = None,
     limit: int = PART_BYTES,
+    draft: bool = False,
 ) -> None:
     """Write a checkpoint; one that the folder holds is kept until this one is complete.
 
     meta: JSON values, among them "step". optimiser: `Optimiser.state`; masters are fp32 with it
-    and bf16 without. limit: bytes of tensors in a file. Raises ValueError for a larger tensor.
+    and bf16 without. limit: bytes of tensors in a file. draft: the masters are those of the draft
+    module alone. Raises ValueError for a tensor larger than the limit.
     """
     directory.mkdir(parents=True, exist_ok=True)
     old = _files(_read_meta(directory) or {})
@@ -63,7 +65,9 @@ def save(
     if any(name.startswith(stem + "-part") for name in old):
         stem += "-again"
     files = []
-    for number, part in enumerate(parts(_tensors(masters, spec, optimiser), limit)):
+    for number, part in enumerate(
+        parts(_tensors(official(masters, spec, draft), optimiser), limit)
+    ):
         files.append(f"{stem}-part-{number:02d}.safetensors")
         save_file(part, directory / files[-1])
     written = {**meta, "optimiser": optimiser is not None, "files": files}
@@ -76,9 +80,9 @@ def save(
 
 
 def _tensors(
-    masters: Mapping[str, Tensor], spec: ModelSpec, optimiser: Mapping[str, Tensor] | None
+    masters: Mapping[str, Tensor], optimiser: Mapping[str, Tensor] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    for name, master in official(masters, spec).items():
+    for name, master in masters.items():
         wide = optimiser is not None or any(mark in name for mark in _WIDE)
         dtype = torch.float32 if wide else torch.bfloat16
         # Copied: experts are views of one tensor, which the file format refuses.
@@ -87,8 +91,8 @@ def _tensors(
         yield _OPTIMISER + name, tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def load(directory: Path, spec: ModelSpec) -> Saved | None:
-    """The checkpoint of a folder; None where there is none.
+def load(directory: Path, spec: ModelSpec, draft: bool = False) -> Saved | None:
+    """The checkpoint of a folder; None where there is none. draft: of the spec's draft module.
 
     Raises CheckpointError where meta.json is there and what it names is not, or not of this model.
     """
@@ -107,7 +111,7 @@ def load(directory: Path, spec: ModelSpec) -> Saved | None:
     own = {n: t for n, t in tensors.items() if not n.startswith(_OPTIMISER)}
     state = {n.removeprefix(_OPTIMISER): t for n, t in tensors.items() if n not in own}
     try:
-        masters = from_official(own, spec)
+        masters = from_official(own, spec, draft)
     except KeyError as missing:
         raise CheckpointError(
             f"{directory} lacks {missing.args[0]}: it was written for another config."
@@ -115,17 +119,17 @@ def load(directory: Path, spec: ModelSpec) -> Saved | None:
     return Saved(masters, meta, state if meta.get("optimiser") else None)
 
 
-def load_latest(directories: Sequence[Path], spec: ModelSpec) -> Saved | None:
+def load_latest(directories: Sequence[Path], spec: ModelSpec, draft: bool = False) -> Saved | None:
     """The checkpoint with the most steps; of equals one with the optimiser's state, then the first.
 
-    Raises what `load` raises.
+    draft and errors as in `load`.
     """
     metas = [(directory, _read_meta(directory)) for directory in directories]
     known = [(directory, meta) for directory, meta in metas if meta is not None]
     if not known:
         return None
     best, _ = max(known, key=lambda one: (one[1]["step"], bool(one[1].get("optimiser"))))
-    return load(best, spec)
+    return load(best, spec, draft)
 
 
 def _read_meta(directory: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,17 @@ _TEXT: dict[str, Any] = {
     **_ENGRAM,
 }
 
-# The draft module (speculation issue): one stage, about 2 MB.
+# The draft module: two stages, so that the second can look up what the first has found; few experts
+# and a small Markov table, so that the whole stays below 28 MB. Both experts are chosen: with one,
+# whose weight is normalised to 1, the router would learn nothing.
 _DRAFT: dict[str, Any] = {
-    "num_nextn_predict_layers": 1,
+    "num_nextn_predict_layers": 2,
     "dspark_block_size": 5,
     "dspark_target_layer_ids": [6, 7, 8],
-    "dspark_markov_rank": 32,
-    "dspark_n_routed_experts": 4,
-    "dspark_num_experts_per_tok": 1,
+    "dspark_target_attn_input": True,
+    "dspark_markov_rank": 16,
+    "dspark_n_routed_experts": 2,
+    "dspark_num_experts_per_tok": 2,
 }
 
 
@@ -96,10 +100,7 @@ def make_config(tokenizer_json: Path, *, draft: bool = False, **changes: Any) ->
     text["engram_compressed_vocab_size"] = int(tokenizer_map(tokenizer, vocabulary).max()) + 1
     text["engram_num_embeddings"] = table_rows(text)
     text["num_nextn_predict_layers"] = 0
-    if draft:
-        text |= {**_DRAFT, "dspark_noise_token_id": tokenizer.token_to_id(NOISE)}
-        text["compress_ratios"] = [*text["compress_ratios"], 0]
-    return {
+    config = {
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",
         "dtype": "bfloat16",
@@ -117,6 +118,25 @@ def make_config(tokenizer_json: Path, *, draft: bool = False, **changes: Any) ->
             "expert_dtype": "fp4",
         },
     }
+    return with_draft(config, tokenizer_json) if draft else config
+
+
+def with_draft(config: Mapping[str, Any], tokenizer_json: Path, **changes: Any) -> dict[str, Any]:
+    """The config with the fields of a draft module. changes: of these."""
+    draft = {**_DRAFT, **changes}
+    draft["dspark_noise_token_id"] = load_tokenizer(tokenizer_json).token_to_id(NOISE)
+    text = {**without_draft(config)["text_config"], **draft}
+    stages = text["num_nextn_predict_layers"]
+    text["compress_ratios"] = [*text["compress_ratios"], *[0] * stages]
+    return {**config, "text_config": text}
+
+
+def without_draft(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the same model alone."""
+    text = {k: v for k, v in config["text_config"].items() if not k.startswith("dspark_")}
+    text["num_nextn_predict_layers"] = 0
+    text["compress_ratios"] = text["compress_ratios"][: text["num_hidden_layers"]]
+    return {**config, "text_config": text}
 
 
 def table_rows(text: dict[str, Any]) -> list[int]:

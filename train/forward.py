@@ -47,12 +47,16 @@ class Mode:
 @dataclass(slots=True)
 class Outcome:
     """token_losses fp32 [B, S - 1]: of predicting token i + 1 at i. index_losses by index source.
-    loads: rows per expert [E] by layer. logits: only if asked for."""
+    loads: rows per expert [E] by layer. logits: only if asked for. With target layers, what a draft
+    module learns from: features [B * S, layers * D], the mean of the streams at the input of those
+    layers, and hidden [B * S, D], after the final norm."""
 
     token_losses: Tensor | None
     index_losses: dict[int, Tensor]
     loads: dict[int, Tensor]
     logits: Tensor | None = None
+    features: Tensor | None = None
+    hidden: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -92,9 +96,9 @@ class Forward:
             whole = backend != "inductor"
             return torch.compile(function, dynamic=False, fullgraph=whole, backend=backend)
 
-        self._enter_attention = wrap(self.enter_attention)
+        self.run_enter_attention = wrap(self.enter_attention)
         self._make_entries = wrap(self.make_entries)
-        self._leave_attention = wrap(self.leave_attention)
+        self.run_leave_attention = wrap(self.leave_attention)
         self._add_engram = wrap(self.add_engram)
         self._token_losses = wrap(self.token_losses)
         self._scores = wrap(indexer.scores)
@@ -110,8 +114,12 @@ class Forward:
         *,
         index_sample: Tensor | None = None,
         with_logits: bool = False,
+        targets: tuple[int, ...] = (),
     ) -> Outcome:
-        """index_sample int64 [R]: the queries at which the indexer learns (mode.index_rows)."""
+        """index_sample int64 [R]: the queries at which the indexer learns (mode.index_rows).
+
+        targets: layers whose input is wanted, for a draft module; token losses are left out then.
+        """
         spec, (rows, length) = self.spec, geometry.shape
         embedded = torch.nn.functional.embedding(geometry.ids.flatten(), p["embed.weight"])
         streams = embedded.unsqueeze(1).repeat(1, spec.hc_mult, 1)
@@ -119,12 +127,19 @@ class Forward:
         pre[:, 0] = 1.0
         at = _State(streams, pre)
         loads = {}
+        features: list[Tensor] = []
         for layer in spec.layers:
+            self._enter_layer(layer, p, at, geometry)
+            if layer.index in targets:
+                features.append(wide(at.streams).mean(1).to(at.streams.dtype))
             loads[layer.index] = self._layer(layer, p, at, geometry, mode, index_sample)
         outcome = Outcome(None, self._index_losses(at), loads)
-        if with_logits:
+        if with_logits or targets:
             hidden = rms_norm(hc_collapse(at.streams, at.pre), p["norm.weight"], spec.rms_eps)
-            outcome.logits = linear(hidden, p["head.weight"]).view(rows, length, -1)
+            if targets:
+                outcome.features, outcome.hidden = torch.cat(features, -1), hidden
+            if with_logits:
+                outcome.logits = linear(hidden, p["head.weight"]).view(rows, length, -1)
         else:
             targets = torch.nn.functional.pad(geometry.ids[:, 1:], (0, 1)).flatten()
             losses = self._token_losses(
@@ -132,6 +147,15 @@ class Forward:
             )
             outcome.token_losses = losses.view(rows, length)[:, :-1]
         return outcome
+
+    def _enter_layer(self, layer: LayerSpec, p: Parameters, at: _State, geometry: Geometry) -> None:
+        """Add the layer's Engram, if it has one."""
+        if layer.engram:
+            at.streams = self._add_engram(
+                at.streams,
+                geometry.hashed[layer.index],
+                *(p[f"layers.{layer.index}.engram.{part}"] for part in _ENGRAM),
+            )
 
     def _layer(
         self,
@@ -142,17 +166,11 @@ class Forward:
         mode: Mode,
         sample: Tensor | None,
     ) -> Tensor:
-        """One layer; moves `at` on and returns the experts' loads."""
+        """Attention and experts of one layer; moves `at` on and returns the experts' loads."""
         name = f"layers.{layer.index}."
-        if layer.engram:
-            at.streams = self._add_engram(
-                at.streams,
-                geometry.hashed[layer.index],
-                *(p[f"{name}engram.{part}"] for part in _ENGRAM),
-            )
         turn = geometry.compressed if layer.ratio else geometry.plain
-        x, qr, q, window, pre, post, comb = self._enter_attention(
-            at.streams, at.pre, turn, mode.rounded, *(p[name + part] for part in _ENTER)
+        x, qr, q, window, pre, post, comb = self.run_enter_attention(
+            at.streams, at.pre, turn, mode.rounded, *(p[name + part] for part in ENTER)
         )
         rows, length = geometry.shape
         keys = window.view(rows, length, -1)
@@ -170,8 +188,8 @@ class Forward:
         o, lse = self._with_sink(o, lse, p[name + "attn.attn_sink"])
         if layer.index_source is not None and mode.index_rows and sample is not None:
             self._learn_mass(layer, q, lse, at, geometry, sample)
-        at.streams, at.pre, load = self._leave_attention(
-            o.flatten(0, 1), at.streams, post, comb, pre, turn, *(p[name + s] for s in _LEAVE)
+        at.streams, at.pre, load = self.run_leave_attention(
+            o.flatten(0, 1), at.streams, post, comb, pre, turn, *(p[name + s] for s in LEAVE)
         )
         return load
 
@@ -419,12 +437,12 @@ class Forward:
 
 _STREAM = ("fn", "base", "scale")
 _ENGRAM = ("embed.weight", "wkv.weight", "q_weight", "k_weight")
-_ENTER = (
+ENTER = (
     *(f"hc_attn_{part}" for part in _STREAM),
     "attn_norm.weight",
     *(f"attn.{part}.weight" for part in ("wq_a", "q_norm", "wq_b", "wkv", "kv_norm")),
 )
-_LEAVE = (
+LEAVE = (
     "attn.wo_a.weight",
     "attn.wo_b.weight",
     *(f"hc_ffn_{part}" for part in _STREAM),

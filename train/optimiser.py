@@ -33,7 +33,7 @@ def uses_muon(name: str, master: Tensor) -> bool:
     """Matrices between hidden vectors; not tables, heads, routers or the indexer."""
     if name.endswith(("embed.weight", "head.weight", "gate.weight", "_fn")):
         return False
-    if "indexer" in name or "q_weight" in name or "k_weight" in name:
+    if any(part in name for part in ("indexer", "q_weight", "k_weight", "confidence_head")):
         return False
     return master.ndim >= 2
 
@@ -136,10 +136,11 @@ class Optimiser:
 
 
 @torch.no_grad()
-def balance(masters: Parameters, loads: Mapping[int, Tensor], rate: float) -> None:
-    """Move router biases against the load (noaux_tc)."""
+def balance(masters: Parameters, loads: Mapping[int, Tensor], rate: float, kind: str) -> None:
+    """Move router biases against the loads by layer (noaux_tc). kind: "layers", or "mtp" for the
+    stages of a draft module."""
     for layer, load in loads.items():
-        bias = masters[f"layers.{layer}.ffn.gate.bias"]
+        bias = masters[f"{kind}.{layer}.ffn.gate.bias"]
         load = load.detach().to(bias.dtype)
         bias.add_(torch.sign(load.mean() - load), alpha=BIAS_STEP * rate)
         bias.sub_(bias.mean())

@@ -20,11 +20,13 @@ from train import quantise
 
 Parameters = dict[str, Tensor]
 _EXPERT_PART = ".ffn.experts."
+# Heads of a draft module that say nothing at first.
+_SILENT = ("markov_head.head.weight", "confidence_head.proj.weight")
 
 
-def backbone_plan(spec: ModelSpec) -> list[TensorSpec]:
-    """All tensors but those of the draft module, by official name."""
-    return [t for t in weight_plan(spec) if not t.name.startswith("mtp.")]
+def plan(spec: ModelSpec, draft: bool = False) -> list[TensorSpec]:
+    """The tensors, by official name, of the model without its draft module, or of that alone."""
+    return [t for t in weight_plan(spec) if t.name.startswith("mtp.") == draft]
 
 
 def stacked_name(name: str) -> tuple[str, int | None]:
@@ -36,10 +38,10 @@ def stacked_name(name: str) -> tuple[str, int | None]:
     return f"{head}{_EXPERT_PART}{matrix}", int(number)
 
 
-def initial(spec: ModelSpec, seed: int) -> Parameters:
+def initial(spec: ModelSpec, seed: int, draft: bool = False) -> Parameters:
     """Fresh fp32 masters; the same for the same seed."""
     stacks: dict[str, list[Tensor]] = {}
-    for tensor in backbone_plan(spec):
+    for tensor in plan(spec, draft):
         name, _ = stacked_name(tensor.name)
         stacks.setdefault(name, []).append(_initial_tensor(spec, tensor, seed))
     return {
@@ -56,7 +58,7 @@ def _initial_tensor(spec: ModelSpec, tensor: TensorSpec, seed: int) -> Tensor:
         return torch.ones(shape)
     if last.startswith("hc_"):
         return _initial_streams(spec, name, shape)
-    if last in ("attn_sink", "bias", "bias_vl"):
+    if last in ("attn_sink", "bias", "bias_vl") or name.endswith(_SILENT):
         return torch.zeros(shape)
     normal = torch.randn(shape, generator=generator)
     if name == "embed.weight":
@@ -85,19 +87,21 @@ def _initial_streams(spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Tens
     return base
 
 
-def official(parameters: Mapping[str, Tensor], spec: ModelSpec) -> Parameters:
+def official(parameters: Mapping[str, Tensor], spec: ModelSpec, draft: bool = False) -> Parameters:
     """The same numbers under the official names."""
     result = {}
-    for tensor in backbone_plan(spec):
+    for tensor in plan(spec, draft):
         name, expert = stacked_name(tensor.name)
         result[tensor.name] = parameters[name] if expert is None else parameters[name][expert]
     return result
 
 
-def from_official(tensors: Mapping[str, Tensor], spec: ModelSpec) -> Parameters:
+def from_official(
+    tensors: Mapping[str, Tensor], spec: ModelSpec, draft: bool = False
+) -> Parameters:
     """Inverse of `official`, fp32."""
     stacks: dict[str, list[Tensor]] = {}
-    for tensor in backbone_plan(spec):
+    for tensor in plan(spec, draft):
         name, _ = stacked_name(tensor.name)
         stacks.setdefault(name, []).append(tensors[tensor.name].float())
     return {
@@ -106,9 +110,9 @@ def from_official(tensors: Mapping[str, Tensor], spec: ModelSpec) -> Parameters:
     }
 
 
-def kinds(spec: ModelSpec) -> dict[str, str]:
+def kinds(spec: ModelSpec, draft: bool = False) -> dict[str, str]:
     """Stored kind ("linear", "expert", "engram", "bf16", "f32") of every master."""
-    return {stacked_name(t.name)[0]: t.kind for t in backbone_plan(spec)}
+    return {stacked_name(t.name)[0]: t.kind for t in plan(spec, draft)}
 
 
 def trainable(name: str) -> bool:

@@ -179,7 +179,7 @@ class Trainer:
                     raise
         self._clip()
         self.optimiser.step(now.rate)
-        balance(self.masters, loads, min(1.0, now.rate))
+        balance(self.masters, loads, min(1.0, now.rate), "layers")
         self.counters.step += 1
         self.counters.tokens += batch.ids.numel()
         setattr(self.counters, kind, batch.number + 1)

@@ -77,6 +77,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         drafter: Drafter | None = None,
         cost: StepCost | None = None,
+        temperatures: Sequence[float] | float = 1.0,
         platform: Platform | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,14 +85,11 @@ class Engine:
 
         tokenizer: for stop strings; without one requests that have some are refused. drafter: who
         drafts; None: nobody, requests that want drafts are refused. cost: of steps, for adaptive
-        speculation; None: all drafts are verified. platform: the CPU by default. clock: seconds,
-        monotonic; for waiting times only.
+        speculation; None: all drafts are verified. temperatures: what the drafter's features are
+        divided by to be confidences, one or one per draft of a block. platform: the CPU by default.
+        clock: seconds, monotonic; for waiting times only.
         """
-        if config.deterministic and not model.numerics.batch_invariant:
-            raise ConfigError(
-                "engine.deterministic needs a model loaded with batch-invariant operators.",
-                param="engine.deterministic",
-            )
+        _check_operators(config, model)
         platform = CpuPlatform() if platform is None else platform
         device = platform.devices()[0]
         groups = model.kv_groups()
@@ -122,7 +120,9 @@ class Engine:
         self._draft_length = 0 if drafter is None else drafter.length
         _check_rings(groups, self._draft_length)
         self._policy = speculation_policy(config, self._draft_length)
-        self._controller = Controller(self.capacity.num_slots, self._draft_length, cost)
+        self._controller = Controller(
+            self.capacity.num_slots, self._draft_length, cost, temperatures=temperatures
+        )
         self._executor = self._new_executor(model, platform, drafter)
         overlap = device != "cpu" if config.overlap is None else config.overlap
         self._ahead = 1 if overlap else 0  # steps in flight while the next is planned
@@ -377,6 +377,14 @@ def run_now(task: Callable[[], StepResult]) -> Future[StepResult]:
     except BaseException as error:
         future.set_exception(error)
     return future
+
+
+def _check_operators(config: EngineConfig, model: ModelLike) -> None:
+    if config.deterministic and not model.numerics.batch_invariant:
+        raise ConfigError(
+            "engine.deterministic needs a model loaded with batch-invariant operators.",
+            param="engine.deterministic",
+        )
 
 
 def _check_rings(groups: Sequence[KVGroupSpec], draft_length: int) -> None:

@@ -57,7 +57,8 @@ def load_engine(
     with (done_bytes, total_bytes) while weights are read. Raises CheckpointError, ModelConfigError,
     UnsupportedError, ConfigError.
     """
-    length = draft_length(config, ModelSpec.from_directory(checkpoint).draft)
+    draft = ModelSpec.from_directory(checkpoint).draft
+    length = draft_length(config, draft)
     with loading_threads(checkpoint, config):
         model = load_model(
             checkpoint, numerics_of(config), progress=progress, with_draft=length > 0
@@ -67,7 +68,14 @@ def load_engine(
         if length and speculation_policy(config, length).adaptive:
             cost = measure_cost(model, length, config.max_num_seqs, config.max_num_batched_tokens)
     drafter = ModelDrafter(model, length) if length else None
-    return Engine(config, model, tokenizer=tokenizer, drafter=drafter, cost=cost)
+    return Engine(
+        config,
+        model,
+        tokenizer=tokenizer,
+        drafter=drafter,
+        cost=cost,
+        temperatures=draft.confidence_temperatures[:length] if draft and length else 1.0,
+    )
 
 
 def draft_length(config: EngineConfig, draft: DraftSpec | None) -> int:

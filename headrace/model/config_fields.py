@@ -112,7 +112,18 @@ class Fields:
 
     def number(self, name: str) -> float:
         """A finite number above 0."""
+        return self._number(name, self._get(name))
+
+    def numbers(self, name: str, count: int, *, default: float) -> tuple[float, ...]:
+        """A list of `count` finite numbers above 0; all `default` where it is missing."""
+        if not self.has(name):
+            return (default,) * count
         value = self._get(name)
+        if not isinstance(value, (list, tuple)) or len(value) != count:
+            raise self.error(name, f"must be a list of {count} numbers, got {shown(value)}")
+        return tuple(self._number(name, item) for item in value)
+
+    def _number(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(name, f"must be a number, got {shown(value)}")
         number = float(value) if abs(value) <= 1e300 else math.inf

@@ -80,6 +80,8 @@ class DraftSpec:
     """DSpark draft module. stages: its layers. targets: backbone layers whose streams it reads.
 
     targets_attn_input: the streams are read at the input of those layers, else at their output.
+    confidence_temperatures: what the confidence head's output is divided by before the sigmoid, by
+    place in the block; ours, fitted after training (released checkpoints have none: all 1).
     """
 
     stages: int
@@ -90,6 +92,7 @@ class DraftSpec:
     markov_rank: int
     num_experts: int
     experts_per_token: int
+    confidence_temperatures: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,4 +377,7 @@ def _draft(text: Fields, vocab_size: int) -> DraftSpec | None:
         markov_rank=text.integer("dspark_markov_rank"),
         num_experts=text.integer("dspark_n_routed_experts", high=MAX_COUNT),
         experts_per_token=text.integer("dspark_num_experts_per_tok", high=MAX_COUNT),
+        confidence_temperatures=text.numbers(
+            "dspark_confidence_temperatures", block_size, default=1.0
+        ),
     )

@@ -14,8 +14,10 @@ from headrace.config import EngineConfig
 from headrace.core.output import TokenChunk
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.engine import engine as engine_module
 from headrace.engine.engine import Engine
 from headrace.engine.load import load_engine
+from headrace.engine.speculation.controller import Controller
 from headrace.engine.speculation.drafts import DraftRequest, Proposal
 from headrace.errors import ConfigError, InternalError, InvalidRequest
 from headrace.kv.cache import KVCache
@@ -235,3 +237,37 @@ def test_longer_drafts_than_the_checkpoint_has_are_refused(
     assert json.loads((tmp_path / "m" / "config.json").read_text())
     with pytest.raises(ConfigError, match=message):
         load_engine(tmp_path / "m", EngineConfig(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fitted", "divisors"),
+    [
+        ({"speculation": "fixed:3"}, [2.0, 0.5, 4.0], [2.0, 0.5, 4.0]),
+        ({"speculation": "fixed:2", "draft_length": 2}, [2.0, 0.5, 4.0], [2.0, 0.5]),
+        ({"speculation": "fixed:3"}, None, [1.0, 1.0, 1.0]),
+    ],
+)
+def test_confidences_have_the_temperatures_of_the_checkpoint(
+    settings: dict[str, object],
+    fitted: list[float] | None,
+    divisors: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Controller] = []
+
+    class Kept(Controller):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(engine_module, "Controller", Kept)
+    write_tiny(tmp_path / "m", preset="tiny-8", seed=1)
+    if fitted is not None:
+        config = json.loads((tmp_path / "m" / "config.json").read_text("utf-8"))
+        config["text_config"]["dspark_confidence_temperatures"] = fitted
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config), "utf-8")
+    load_engine(tmp_path / "m", EngineConfig(num_blocks=8, **settings))  # type: ignore[arg-type]
+    z = np.full((1, len(divisors)), 3.0)
+    expected = 1 / (1 + np.exp(-3.0 / np.array(divisors)))
+    assert made[0].confidences(z)[0] == pytest.approx(expected)

@@ -131,6 +131,10 @@ BAD_V41: list[tuple[str, object]] = [
     (T + "dspark_target_layer_ids", [38, 40]),
     (T + "dspark_num_experts_per_tok", 129),
     (T + "dspark_markov_rank", MISSING),
+    (T + "dspark_confidence_temperatures", 1.0),
+    (T + "dspark_confidence_temperatures", [1.0] * 4),
+    (T + "dspark_confidence_temperatures", [1.0, 1.0, 0.0, 1.0, 1.0]),
+    (T + "dspark_confidence_temperatures", [1.0, 1.0, "1", 1.0, 1.0]),
 ]
 
 
@@ -193,6 +197,10 @@ def test_optional_keys_have_effect() -> None:
     draft = spec(T + "dspark_target_attn_input", False).draft
     assert draft is not None
     assert not draft.targets_attn_input
+    assert draft.confidence_temperatures == (1.0,) * 5
+    fitted = spec(T + "dspark_confidence_temperatures", [0.5, 1, 2.0, 1.5, 3.0]).draft
+    assert fitted is not None
+    assert fitted.confidence_temperatures == (0.5, 1.0, 2.0, 1.5, 3.0)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe{}", b"null", b"[" * 100_000])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import record_tiny
 import torch
-from safetensors.torch import save_file
 
 from headrace.assets import embedded_model
 from headrace.check.case import Runner
@@ -61,7 +60,7 @@ def test_the_product_reads_what_training_rounded_to(exported: dict[str, Path], s
                 official = f"{prefix}.{number}.{matrix}.weight"
             assert torch.equal(read.dequantised(official, torch.float32), expected), official
             seen.add(official)
-    assert seen == {tensor.name for tensor in parameters.backbone_plan(SPEC)}
+    assert seen == {tensor.name for tensor in parameters.plan(SPEC)}
 
 
 @pytest.mark.parametrize(("stored", "rounded"), [("fp8", False), ("fp8", True), ("bf16", False)])
@@ -109,7 +108,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     read = Checkpoint.open(embedded_model(), spec)
     numbers = {
         tensor.name: read.dequantised(tensor.name, torch.float32)
-        for tensor in parameters.backbone_plan(spec)
+        for tensor in parameters.plan(spec)
     }
     checkpoint.save(directory, parameters.from_official(numbers, spec), spec, {"step": 1})
     return directory
@@ -151,9 +150,12 @@ def test_the_command_refuses_what_it_cannot_export(
     next(broken.glob("*.safetensors")).unlink()
     with pytest.raises(SystemExit, match="cannot be read"):
         export.main([str(broken), str(tmp_path / "out")])
-    extra = tmp_path / "extra.safetensors"
-    save_file({"mtp.0.x": torch.zeros(1)}, extra)
+    with pytest.raises(SystemExit, match="holds no checkpoint"):
+        export.main([str(embedded_model()), str(tmp_path), str(tmp_path / "out")])
+    # The main model's masters are no draft module.
+    with pytest.raises(SystemExit, match=r"lacks mtp\."):
+        export.main([str(embedded_model()), str(shipped), str(tmp_path / "out")])
     with pytest.raises(SystemExit):
-        export.main([str(shipped), str(tmp_path / "out"), "--bf16", "--extra", str(extra)])
+        export.main([str(embedded_model()), str(shipped), str(tmp_path / "out"), "--bf16"])
     assert "--bf16" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -76,7 +76,7 @@ def test_every_trainable_master_is_moved_by_one_of_the_two_and_no_other() -> Non
 )
 def test_adamw_moves_each_group_by_its_rate(name: str, rate: float) -> None:
     # The first step of AdamW is the rate times the gradient's sign.
-    moved = masters()[name] - stepped(Optimiser(masters(), SPEC), 1, rate=0.5)[name]
+    moved = masters()[name] - stepped(Optimiser(masters(), SPEC), 1, rate=0.5, kind="layers")[name]
     expected = 0.5 * rate * gradients(1)[name].sign()
     assert torch.allclose(moved, expected, rtol=1e-3, atol=1e-6)
 
@@ -136,16 +136,21 @@ BIAS = "layers.0.ffn.gate.bias"
 
 def test_router_biases_move_against_the_load_by_a_bounded_step() -> None:
     found = {BIAS: torch.zeros(4)}
-    balance(found, {0: torch.tensor([10.0, 2.0, 3.0, 1.0])}, rate=0.5)
+    balance(found, {0: torch.tensor([10.0, 2.0, 3.0, 1.0])}, rate=0.5, kind="layers")
     # One expert of four is above the mean load of 4.
     step = 0.5 * BIAS_STEP
     assert torch.allclose(found[BIAS], step * torch.tensor([-1.5, 0.5, 0.5, 0.5]))
     assert float(found[BIAS].mean().abs()) < 1e-9
     # However uneven: the size of the step does not depend on the load.
-    balance(found, {0: torch.tensor([1e9, 0.0, 0.0, 0.0])}, rate=0.5)
+    balance(found, {0: torch.tensor([1e9, 0.0, 0.0, 0.0])}, rate=0.5, kind="layers")
     assert torch.allclose(found[BIAS], step * torch.tensor([-3.0, 1.0, 1.0, 1.0]))
     before = found[BIAS].clone()
-    balance(found, {0: torch.tensor([4.0, 4.0, 4.0, 4.0])}, rate=1.0)
+    balance(found, {0: torch.tensor([4.0, 4.0, 4.0, 4.0])}, rate=1.0, kind="layers")
+    assert torch.allclose(found[BIAS], before, atol=1e-9)
+    # Stages of a draft module have numbers of their own.
+    found["mtp.0.ffn.gate.bias"] = torch.zeros(2)
+    balance(found, {0: torch.tensor([3.0, 1.0])}, rate=1.0, kind="mtp")
+    assert torch.allclose(found["mtp.0.ffn.gate.bias"], BIAS_STEP * torch.tensor([-1.0, 1.0]))
     assert torch.allclose(found[BIAS], before, atol=1e-9)
 
 
@@ -158,5 +163,5 @@ def test_the_rule_evens_out_a_router_that_prefers_one_expert() -> None:
         scores = torch.rand((512, 4), generator=generator) + preference
         load = torch.bincount((scores + found[BIAS]).topk(2).indices.flatten(), minlength=4)
         shares.append(float(load.max() / load.float().mean()))
-        balance(found, {0: load.float()}, rate=1.0)
+        balance(found, {0: load.float()}, rate=1.0, kind="layers")
     assert shares[0] > 1.5 and sum(shares[-20:]) / 20 < 1.1
