@@ -333,7 +333,19 @@ class _Reader:
 # Further expressions for a string, moved into `allOf` when the node is complete.
 PATTERNS = "patterns"
 _OPENS = frozenset(("$ref", "anyOf", "oneOf", "allOf", "patternProperties", "additionalProperties"))
-_LATER = frozenset(("$ref", "anyOf", "oneOf", "allOf", "multipleOf", "enum", "const"))
+_LATER = frozenset(
+    [
+        "$ref",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "multipleOf",
+        "enum",
+        "const",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    ]
+)
 _Read = Callable[[_Reader, Any, dict[str, Any], str, int], dict[str, Any]]
 _KEYWORDS: dict[str, _Read] = {
     "type": _Reader._type,

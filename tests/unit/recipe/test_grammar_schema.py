@@ -88,6 +88,8 @@ REFUSALS: list[tuple[Any, str, str]] = [
         "",
         "several `patternProperties`",
     ),
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "", "so close"),
+    ({"exclusiveMaximum": 0, "allOf": [{"minimum": -0.5}]}, "", "so close"),
     ({"anyOf": []}, ".anyOf", "at least one"),
     ({"anyOf": [False, False]}, ".anyOf", "none of the alternatives"),
     ({"allOf": [{}, False]}, ".allOf", "allows nothing"),
@@ -247,3 +249,30 @@ def test_older_drafts_are_read_as_they_were() -> None:
         "type": "array",
     }
     assert texts(legacy, "[1]", "[1,2]", '["a"]') == ["[1]"]
+
+
+def test_bounds_are_exact() -> None:
+    """Over a grid of bounds: what is accepted lies within, and what lies within is accepted."""
+    values = [-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 10, 10.5]
+    checked = 0
+    for low in values:
+        for high in values:
+            for least in ("minimum", "exclusiveMinimum"):
+                for most in ("maximum", "exclusiveMaximum"):
+                    schema = {"type": "number", least: low, most: high}
+                    try:
+                        form = check_schema_form(schema, "S")
+                    except InvalidRequest:
+                        continue
+                    matcher = matcher_of(GrammarSpec(GrammarKind.JSON_SCHEMA, form.text()))
+                    checked += 1
+                    for value in values:
+                        inside = (low < value or (low == value and least == "minimum")) and (
+                            value < high or (value == high and most == "maximum")
+                        )
+                        texts_of_value = {repr(value), f"{value:.1f}"}
+                        if value == 0:
+                            texts_of_value |= {"-0", "-0.0"}
+                        accepted = [accepts(matcher, text) for text in texts_of_value]
+                        assert any(accepted) if inside else not any(accepted), (schema, value)
+    assert checked > 150
