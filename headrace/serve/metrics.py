@@ -109,8 +109,12 @@ class _EngineCollector(Collector):
             return
         for field in fields(stats):
             family = GaugeMetricFamily if field.name in _GAUGES else CounterMetricFamily
-            yield family(
-                f"headrace_engine_{field.name}",
-                f"EngineStats.{field.name} of the engine.",
-                value=getattr(stats, field.name),
-            )
+            name, text = f"headrace_engine_{field.name}", f"EngineStats.{field.name} of the engine."
+            value = getattr(stats, field.name)
+            if not isinstance(value, tuple):
+                yield family(name, text, value=value)
+                continue
+            by_place = family(name, text + " By place in the block.", labels=("place",))
+            for place, count in enumerate(value, start=1):
+                by_place.add_metric((str(place),), count)
+            yield by_place

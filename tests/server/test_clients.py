@@ -188,7 +188,7 @@ def test_openai_sdk_models_and_errors(server: LiveServer) -> None:
             client.chat.completions.create(model="other", messages=USER)
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(
-                model=MODEL, messages=USER, tools=[TOOL], tool_choice="required"
+                model=MODEL, messages=USER, tools=[TOOL], tool_choice="always"
             )
         assert caught.value.param == "tool_choice"
         server.engine.script = lambda request: ["text", FinishReason.ERROR]

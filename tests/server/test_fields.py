@@ -58,6 +58,11 @@ RIGHT = {
     "bad_words": {"empty-list"},
     "skip_special_tokens": {"bool"},
     "logits_processors": {"empty-list"},
+    "guided_json": {"bool", "empty-object"},
+    "guided_json_object": {"bool"},
+    "guided_regex": {"string", "empty-string"},
+    "guided_grammar": {"string"},  # what is none is found out by the engine
+    "structured_outputs": {"empty-object"},
     "add_generation_prompt": {"bool"},
     "documents": {"empty-list"},
     "tool_calls": {"empty-list"},

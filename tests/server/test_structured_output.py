@@ -208,7 +208,7 @@ BAD: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "(a+)+(?=b)"}, ".pattern"),
     ({"items": {"type": "string", "pattern": "(a{1,1000}){1,1000}"}}, ".items.pattern"),
     (NESTED, ""),
-    ({"enum": ["x" * 300_000]}, ""),
+    ({"enum": ["x" * 600_000]}, ""),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
     ({"type": "integer", "minimum": 2, "maximum": 1}, ".minimum"),
     ({"type": "object", "properties": {"a": {"not": {}}}}, ".properties.a.not"),
