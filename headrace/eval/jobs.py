@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from headrace.errors import HeadraceError
 from headrace.eval.english import Loss, held_out, losses
 from headrace.eval.families import FAMILIES
 from headrace.eval.plan import Question, questions
@@ -121,15 +123,18 @@ def _questions(family: str, seed: int, count: int) -> list[Question]:
     return questions(family, seed, count)
 
 
-# The worker of a process of the pool, set once when it starts.
+# Options of a process of the pool, and its worker once it has had a task.
+_options: list[EvalOptions] = []
 _worker: list[Worker] = []
 
 
 def _start(options: EvalOptions) -> None:
-    _worker.append(Worker(options))
+    _options.append(options)
 
 
 def _do(task: Task) -> Done:
+    if not _worker:  # here, so that what a checkpoint raises comes back like any other error
+        _worker.append(Worker(_options[0]))
     return _worker[0].do(task)
 
 
@@ -140,22 +145,33 @@ def evaluate(
     processes: int = 1,
     progress: Callable[[Task], None] = lambda task: None,
 ) -> Outcome:
-    """Do all tasks. `progress` is told every finished one."""
+    """Do all tasks. `progress` is told every finished one.
+
+    Raises the errors of a checkpoint and of an engine config, and HeadraceError where a process of
+    the pool is killed.
+    """
     outcome = Outcome()
-    with _done(options, todo, processes) as results:
-        for done in results:
-            outcome.add(done)
-            progress(done.task)
+    for done in _done(options, todo, processes):
+        outcome.add(done)
+        progress(done.task)
     return outcome
 
 
-@contextmanager
-def _done(options: EvalOptions, todo: Sequence[Task], processes: int) -> Iterator[Iterator[Done]]:
+def _done(options: EvalOptions, todo: Sequence[Task], processes: int) -> Iterator[Done]:
     if processes == 1:
-        worker = Worker(options)
-        yield map(worker.do, todo)
+        yield from map(Worker(options).do, todo)
         return
     # Spawned: operators may have threads, which a fork would lose.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(processes, len(todo)), _start, (options,)) as pool:
-        yield pool.imap_unordered(_do, todo)
+    with ProcessPoolExecutor(min(processes, len(todo)), context, _start, (options,)) as pool:
+        futures = [pool.submit(_do, task) for task in todo]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise HeadraceError(
+                "A process of the evaluation was ended, perhaps because memory ran out. Try again "
+                "with fewer (--jobs 1)."
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
