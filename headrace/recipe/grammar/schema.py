@@ -29,6 +29,7 @@ from headrace.recipe.grammar.schema_sizes import (
 )
 from headrace.recipe.grammar.schema_tables import (
     ANNOTATIONS,
+    IN_PLACE,
     LIMITS,
     REFUSED,
     TYPES,
@@ -333,18 +334,9 @@ class _Reader:
 # Further expressions for a string, moved into `allOf` when the node is complete.
 PATTERNS = "patterns"
 _OPENS = frozenset(("$ref", "anyOf", "oneOf", "allOf", "patternProperties", "additionalProperties"))
+# What is looked at once all definitions are known.
 _LATER = frozenset(
-    [
-        "$ref",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "multipleOf",
-        "enum",
-        "const",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-    ]
+    (*IN_PLACE, "$ref", "multipleOf", "enum", "const", "exclusiveMinimum", "exclusiveMaximum")
 )
 _Read = Callable[[_Reader, Any, dict[str, Any], str, int], dict[str, Any]]
 _KEYWORDS: dict[str, _Read] = {

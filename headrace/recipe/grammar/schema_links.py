@@ -13,7 +13,7 @@ from math import ceil, floor
 from typing import Any, NoReturn
 
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema_refs import reachable
+from headrace.recipe.grammar.schema_refs import recursive
 from headrace.recipe.grammar.schema_sizes import (
     ALL_TYPES,
     MAX_REMAINDERS,
@@ -71,9 +71,7 @@ class _Links:
         self._patterns: dict[int, frozenset[str]] = {}
         self._bounds: dict[int, frozenset[tuple[str, int | float]]] = {}
         self._comparisons = 0
-        self._recursive = {
-            name for name, node in definitions.items() if name in reachable(node, definitions)
-        }
+        self._recursive = recursive(definitions)
 
     def _target(self, node: dict[str, Any]) -> Schema:
         return self._definitions[node["$ref"].rpartition("/")[2]]

@@ -126,6 +126,31 @@ def subschemas(root: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str]
         waiting += ((node[name], f"{place}.{name}") for name in _ONES if name in node)
 
 
+def recursive(definitions: Mapping[str, Any]) -> frozenset[str]:
+    """Definitions that lead back to themselves, and those between two of them."""
+    edges = {
+        name: {e["$ref"].rpartition("/")[2] for e, _ in subschemas(node) if "$ref" in e}
+        for name, node in definitions.items()
+    }
+    for _ in ("ends", "starts"):
+        # Drop what leads nowhere, again and again; then the same against the direction.
+        sources: dict[str, set[str]] = {name: set() for name in edges}
+        for name, targets in edges.items():
+            for target in targets & edges.keys():
+                sources[target].add(name)
+        left = {name: len(targets & edges.keys()) for name, targets in edges.items()}
+        waiting = [name for name, count in left.items() if not count]
+        while waiting:
+            name = waiting.pop()
+            del left[name]
+            for source in sources[name]:
+                left[source] -= 1
+                if not left[source]:
+                    waiting.append(source)
+        edges = {name: sources[name] & left.keys() for name in left}
+    return frozenset(edges)
+
+
 def reachable(node: Any, definitions: Mapping[str, Any]) -> list[str]:
     """Numbers of the definitions that a node needs, directly or not, in order of discovery."""
     found: dict[str, None] = {}
