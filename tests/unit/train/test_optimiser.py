@@ -76,7 +76,7 @@ def test_every_trainable_master_is_moved_by_one_of_the_two_and_no_other() -> Non
 )
 def test_adamw_moves_each_group_by_its_rate(name: str, rate: float) -> None:
     # The first step of AdamW is the rate times the gradient's sign.
-    moved = masters()[name] - stepped(Optimiser(masters(), SPEC), 1, rate=0.5, kind="layers")[name]
+    moved = masters()[name] - stepped(Optimiser(masters(), SPEC), 1, rate=0.5)[name]
     expected = 0.5 * rate * gradients(1)[name].sign()
     assert torch.allclose(moved, expected, rtol=1e-3, atol=1e-6)
 
