@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -40,21 +40,23 @@ def test_what_a_checkpoint_raises_in_a_process_comes_back(tmp_path: Path) -> Non
 
 
 def test_a_process_that_is_killed_ends_the_evaluation() -> None:
+    over = threading.Event()
+
     def kill() -> None:
-        # Whoever is a child of ours and spawned by the pool: wait until one is there.
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for entry in (
-                Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-            ):
-                if b"spawn_main" in Path(f"/proc/{entry}/cmdline").read_bytes():
-                    os.kill(int(entry), signal.SIGKILL)
-                    return
-            time.sleep(0.05)
+        # Every child that was spawned, until the evaluation has noticed.
+        own = os.getpid()
+        while not over.wait(0.02):
+            for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+                with contextlib.suppress(OSError):
+                    if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        os.kill(int(child), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(HeadraceError, match="--jobs 1"):
-        evaluate(OPTIONS, TODO, processes=2)
-    killer.join()
+    try:
+        with pytest.raises(HeadraceError, match="--jobs 1"):
+            evaluate(OPTIONS, TODO, processes=2)
+    finally:
+        over.set()
+        killer.join()
     assert not jobs._worker  # this process did nothing itself
