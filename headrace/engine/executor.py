@@ -42,6 +42,7 @@ from headrace.engine.sampling_state import SamplerState
 from headrace.engine.speculation.confidence import survivals
 from headrace.engine.speculation.drafts import Drafter, DraftPool, DraftRequest
 from headrace.engine.speculation.verify import NO_DRAFT, Verified, VerifyRows, draft_picker, verify
+from headrace.engine.stops import EOS_ENDED
 from headrace.engine.tables import LEAST_TOKENS
 from headrace.errors import InternalError
 
@@ -253,7 +254,9 @@ class Executor:
             logprobs = None if logprobs is None else logprobs.at(emitted)
         ended = self._sampler.commit(sampling.rows, tokens, counts)
         errors = None if masks is None else self._mask_errors(sampling.rows, counts, tokens)
-        self._grammars.commit(sampling.rows, counts, tokens)
+        # The answer is complete, whatever min_tokens and ignore_eos say: more would not fit it.
+        for place in self._grammars.commit(sampling.rows, counts, tokens):
+            ended.setdefault(place, EOS_ENDED)
         self._advance(sampling.rows, counts, tokens, ended)
         starts = (counts.cumsum() - counts).tolist()
         chunks = {starts[place]: records for place, records in prompts.items()}

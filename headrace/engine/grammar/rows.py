@@ -100,18 +100,25 @@ class GrammarRows:
         joined = words[0][None] if len(words) == 1 else np.array(words)
         return Masks(np.array(index, dtype=np.int64), joined)
 
-    def commit(self, rows: Ids, counts: Ids | None, tokens: npt.NDArray[np.int64]) -> None:
-        """Take drawn tokens in. counts: int64 [R] of `tokens` [T] by request, None: one each."""
+    def commit(self, rows: Ids, counts: Ids | None, tokens: npt.NDArray[np.int64]) -> list[int]:
+        """Take drawn tokens in; places in `tokens` [T] of each EOS that ends its grammar.
+
+        counts: int64 [R] of `tokens` by request, None: one each.
+        """
+        ends: list[int] = []
         if not self._matchers:
-            return
+            return ends
         drawn = tokens.tolist()
         first = 0
         for place, row in enumerate(rows.tolist()):
             last = first + (1 if counts is None else int(counts[place]))
             matcher = self._matchers.get(row)
             if matcher is not None:
-                self._take(row, matcher, drawn[first:last])
+                end = self._take(row, matcher, drawn[first:last])
+                if end is not None:
+                    ends.append(first + end)
             first = last
+        return ends
 
     def forced(self, row: int, limit: int) -> list[int]:
         """Tokens that are certain to come next for a row, at most `limit`; EOS ends them.
@@ -159,13 +166,17 @@ class GrammarRows:
         matcher.rollback(accepted)
         return masks
 
-    def _take(self, row: int, matcher: Matcher, tokens: list[int]) -> None:
+    def _take(self, row: int, matcher: Matcher, tokens: list[int]) -> int | None:
+        """Which of `tokens` ends the grammar."""
         try:
-            for token in tokens:
+            for place, token in enumerate(tokens):
                 if token >= 0 and not matcher.accept(token):
                     raise MatcherFailed(f"token {token} was drawn although it was masked")
+                if matcher.ended:
+                    return place
         except MatcherFailed as error:
             self._fail(row, error)
+        return None
 
     def _fail(self, row: int, error: MatcherFailed) -> None:
         self._matchers.pop(row, None)

@@ -149,11 +149,14 @@ def test_min_tokens_holds_until_the_grammar_is_complete() -> None:
     assert output.finish is FinishReason.STOP
 
 
-def test_ignored_eos_repeats_until_the_length() -> None:
-    (output,) = run(make(), digits(ignore_eos=True))
-    assert output.finish is FinishReason.LENGTH
-    body = output.token_ids[: output.token_ids.index(EOS)]
-    assert output.token_ids == (*body, *[EOS] * (20 - len(body)))
+@pytest.mark.parametrize("changes", [{"ignore_eos": True}, {"min_tokens": 15}])
+def test_a_complete_answer_ends_once_whatever_is_asked_for(changes: dict[str, Any]) -> None:
+    """An EOS that is ignored, or too early for min_tokens, is none of the answer's text."""
+    for seed in range(4):
+        (output,) = run(make(), replace(digits(**changes), seed=seed))
+        assert output.finish is FinishReason.STOP
+        assert output.token_ids[-1] == EOS and output.token_ids.count(EOS) == 1
+        assert output.text.isdigit() and len(output.text) == len(output.token_ids) - 1
 
 
 def test_penalties_and_bias_come_before_the_mask() -> None:
