@@ -29,6 +29,12 @@ MAX_LEXER_STATES = 50_000
 # Below the recursion limit of the library's JSON reader.
 MAX_SCHEMA_DEPTH = 100
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
+# The library follows rules by recursion: of some 2,000 in a row it would end the process.
+MAX_RULE_DEPTH = 1_000
+_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_TOKEN_SET = re.compile(r"<\[(\^?)([0-9,\-\s]*)\]>")
 
 
 class LlguidanceBackend:
@@ -43,6 +49,7 @@ class LlguidanceBackend:
             eos_token=table.eos_id,
             slices=LLTokenizer.json_slices(),
         )
+        self._eos_id = table.eos_id
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
     def compile(self, kind: GrammarKind, text: str) -> LlguidanceGrammar:
@@ -59,6 +66,8 @@ class LlguidanceBackend:
         elif kind is GrammarKind.CHOICE:
             lark = "start: " + " | ".join(map(_literal, choices_of(text)))
         else:
+            _check_token_sets(text, self._eos_id)
+            _check_rule_depth(text)
             lark = text
         template = LLMatcher(self._tokenizer, lark + _OPTIONS, log_level=0, limits=self._limits)
         if template.is_error():
@@ -128,12 +137,50 @@ def _literal(choice: str) -> str:
     return json.dumps(choice, ensure_ascii=False)
 
 
+def _check_token_sets(text: str, eos_id: int) -> None:
+    """Raise InvalidGrammar where <[ids]> of a Lark text holds EOS, which ends every answer."""
+    for negated, ids in _TOKEN_SET.findall(_LITERAL.sub("", text)):
+        ranges = [part.partition("-") for part in ids.replace(" ", "").split(",") if part]
+        held = any(
+            int(first or 0) <= eos_id <= int(last or first or 0) for first, _, last in ranges
+        )
+        if held != bool(negated):
+            raise InvalidGrammar(
+                f"The grammar names token {eos_id}, the end of the text, which ends an answer "
+                "wherever it may come: leave it out of <[...]>.",
+                param="grammar",
+            )
+
+
+def _check_rule_depth(text: str) -> None:
+    """Raise InvalidGrammar where rules of a Lark text lead to too many others in a row."""
+    parts = _RULE.split(_LITERAL.sub("", text))
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    seen: set[str] = set()
+    for root in ("start", *bodies):
+        way = [iter((root,))]
+        while way:
+            name = next(way[-1], None)
+            if name is None:
+                way.pop()
+            elif name in bodies and name not in seen:
+                seen.add(name)
+                way.append(iter(_NAME.findall(bodies[name])))
+            if len(way) > MAX_RULE_DEPTH:
+                raise InvalidGrammar(
+                    f"The grammar leads through more than {MAX_RULE_DEPTH} rules in a row.",
+                    param="grammar",
+                )
+
+
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
 
 
 def _reason(kind: GrammarKind, error: str) -> str:
     reason = _first_line(error)
+    if reason.startswith("panic"):
+        return f"The {kind} grammar cannot be compiled: it is too large for the library."
     if kind is not GrammarKind.LARK:
         # Lines and columns of a text that the user has never seen.
         reason = _PLACE.sub("", reason)
