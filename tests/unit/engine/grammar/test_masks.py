@@ -120,6 +120,8 @@ def test_texts_that_go_on_alike_are_one_position(one: str, other: str) -> None:
     [
         ('{"items":[', '{"items":[{"s":"a"}'),
         ('{"items":[{"s":"a\\', '{"items":[{"s":"a'),
+        ('{"items":[{"s":"a\\u0', '{"items":[{"s":"a'),
+        ('{"items":[{"s":"a\\u00', '{"items":[{"s":"a\\u001'),
         ('{"items":[{"s":"a","m":"ab', '{"items":[{"s":"a","m":"abc'),
         ('{"items":[{"s":"a","m":"\\n', '{"items":[{"s":"a","m":"n'),
         ('{"items":[{"s":"","m":"","n":0', '{"items":[{"s":"","m":"","n":1'),

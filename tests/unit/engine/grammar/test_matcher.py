@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
@@ -114,6 +114,7 @@ def test_eos_only_where_the_grammar_may_end_and_nothing_but_eos_after_it() -> No
 # --- rollback ------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, len(GRAMMARS) - 1), st.booleans())
 def test_rollback_is_exact(seed: int, which: int, cached: bool) -> None:
     """Against a matcher that has seen the remaining tokens only, triggers and EOS included."""
@@ -170,6 +171,7 @@ def by_index(masks: Masks | None) -> dict[int, list[int]]:
     return {i: ids_of(words) for i, words in zip(masks.index.tolist(), masks.words, strict=True)}
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, len(GRAMMARS) - 1))
 def test_rows_of_drafts_have_the_masks_of_drawing_one_by_one(seed: int, which: int) -> None:
     """SD-6: a draft is treated as a drawn token would be, triggers included, and leaves nothing."""
