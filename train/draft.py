@@ -102,7 +102,13 @@ class DraftTrainer:
         torch.backends.cuda.matmul.allow_tf32 = True
         self.dtype = getattr(torch, given.dtype)
         compiled = on_gpu and not given.no_compile
-        self.target = Target(given.target, self.device, self.dtype, compiled=compiled)
+        self.target = Target(
+            given.target,
+            self.device,
+            self.dtype,
+            compiled=compiled,
+            num_nextn_predict_layers=given.stages,
+        )
         self.spec = self.target.spec
         self.draft = draft_spec(self.spec)
         self.last = f"mtp.{self.draft.stages - 1}."
@@ -327,6 +333,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--total", type=float, help="default: --seconds")
     parser.add_argument("--steps", type=int, default=10**9, help="stop at this step at the latest")
     parser.add_argument("--target", type=Path, default=Path("headrace/assets/tiny"))
+    parser.add_argument("--stages", type=int, default=2, help="layers of the draft module")
     parser.add_argument("--resume", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--local", type=Path)

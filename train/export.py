@@ -73,14 +73,15 @@ def export(
     return write_checkpoint(tensors, alone, tokenizer_json, directory)
 
 
-def add_draft(target: Path, draft: Path, out: Path) -> list[Path]:
+def add_draft(target: Path, draft: Path, out: Path, stages: int = 2) -> list[Path]:
     """Write `target` with the draft module of the training checkpoint `draft` to `out`.
 
-    Confidence temperatures are left to `train.draft_eval --calibrate`.
+    stages: layers that the draft module was trained with. Confidence temperatures are left to
+    `train.draft_eval --calibrate`.
     """
     tokenizer = target / "tokenizer.json"
     stored_config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    config = with_draft(stored_config, tokenizer)
+    config = with_draft(stored_config, tokenizer, num_nextn_predict_layers=stages)
     spec = ModelSpec.from_config(config)
     found = _loaded(draft, spec, draft=True)
     tensors = read_stored(target) | encoded(found.masters, spec, draft=True)
@@ -152,6 +153,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--tokenizer", type=Path, default=Path("headrace/assets/tiny/tokenizer.json")
     )
     parser.add_argument("--bf16", action="store_true", help="quantise nothing")
+    parser.add_argument("--stages", type=int, default=2, help="layers of DRAFT")
     given = parser.parse_args(words)
     if given.bf16 and given.draft:
         parser.error("a draft module is stored as its TARGET is: --bf16 goes to TARGET's export.")
@@ -166,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _run(given: argparse.Namespace) -> list[Path]:
     if given.draft is not None:
-        return add_draft(given.source, given.draft, given.out)
+        return add_draft(given.source, given.draft, given.out, given.stages)
     config = without_draft(json.loads(given.config.read_text(encoding="utf-8")))
     if given.bf16:
         config = unquantised(config)
