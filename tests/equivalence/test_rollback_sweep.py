@@ -102,6 +102,9 @@ class Bench:
             reach = group.rows - BACKTRACK + 1
             assert reach in (ratio, 2 * ratio)
             first = length // ratio * ratio - (reach - ratio)
+        else:
+            # One more than these drafts need: what `kv_groups` promises to be taken back.
+            assert group.rows == group.window + BACKTRACK
         positions = torch.arange(max(first, 0), length)
         return torch.full_like(positions, slot), positions % group.rows
 

@@ -18,6 +18,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine import engine as engine_module
 from headrace.engine.engine import Engine
 from headrace.engine.load import load_engine
+from headrace.engine.plan import StepPlan
 from headrace.engine.speculation.controller import Controller
 from headrace.engine.speculation.drafts import DraftRequest, Proposal
 from headrace.errors import ConfigError, InternalError, InvalidRequest
@@ -39,7 +40,14 @@ CONFIG = EngineConfig(
 )
 FREE = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
 MODES = [
-    (overlap, policy) for overlap in (False, True) for policy in ("off", "fixed:5", "adaptive")
+    (overlap, policy, kind)
+    for overlap in (False, True)
+    for policy, kind in (
+        ("off", "perfect"),
+        ("fixed:5", "perfect"),
+        ("fixed:5", "mixed"),
+        ("adaptive", "mixed"),
+    )
 ]
 
 
@@ -81,8 +89,8 @@ def uncounted(chunk: TokenChunk) -> TokenChunk:
     return replace(chunk, accepted_drafts=0, rejected_drafts=0)
 
 
-@pytest.mark.parametrize(("overlap", "policy"), MODES)
-def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str) -> None:
+@pytest.mark.parametrize(("overlap", "policy", "kind"), MODES)
+def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str, kind: str) -> None:
     """Log probabilities of both kinds, of prompts, choices, penalties, several chunks."""
     requests = [
         Request("prompt", ids(150, 1), replace(FREE, prompt_logprobs=2, logprobs=1)),
@@ -93,7 +101,7 @@ def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str) -> No
         Request("minimum", ids(3, 6), replace(FREE, ignore_eos=False, min_tokens=12)),
     ]
     wanted, known = plain(requests)
-    assert run(engine(overlap, policy, known), requests) == wanted
+    assert run(engine(overlap, policy, known, kind), requests) == wanted
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -105,9 +113,19 @@ def test_choices_fork_from_a_prompt_whose_drafts_are_in_flight(
     requests = [Request("a", ids(length, length), replace(FREE, n=4)) for length in (20,)]
     wanted, known = plain(requests)
     made = engine(overlap, "fixed:5", known)
+    copies: list[list[int]] = []
+    launch = made.scheduler.launch
+
+    def seen(plan: StepPlan) -> None:
+        copies.extend(plan.slot_copies.tolist())
+        launch(plan)
+
+    monkeypatch.setattr(made.scheduler, "launch", seen)
     assert run(made, requests) == wanted
     stats = made.stats()
     assert made.scheduler.forks == 3
+    # Each is copied once, also while the step that copies it is in flight.
+    assert len(copies) == len({child for _, child in copies}) == 3
     assert len(stats.accepted_drafts) == 5
 
 
