@@ -149,7 +149,7 @@ def engine_gaps(options: argparse.Namespace, policy: str, overlap: bool) -> Devi
         drafter=None if policy == "off" else _NoDrafter(),
     )
     device = Device(options.step_ms / 1e3)
-    engine._executor = _Executor(device)  # type: ignore[assignment]
+    engine._executor = _Executor(device)  # type: ignore[assignment]  # has what the loop calls
     for number in range(options.requests):
         params = SamplingParams(temperature=0.0, ignore_eos=True)
         engine.add(Request(f"r{number}", (number % 50 + 2,) * PROMPT_TOKENS, params))

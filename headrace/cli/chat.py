@@ -20,6 +20,8 @@ def command(
     max_tokens: Integer | None = None,
     temperature: float | None = None,
     seed: Integer | None = None,
+    speculation: str | None = None,
+    coupling: Literal["gumbel", "maximal"] | None = None,
     max_model_len: Integer | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     threads: Integer | None = None,
@@ -59,6 +61,12 @@ def command(
         0 (always the most likely token) to 2 (default: 1, for the embedded model 0).
     seed: int
         Makes draws repeatable.
+    speculation: str
+        Drafts of the model's draft module that a step verifies: off, adaptive (as many as pay) or
+        fixed:K (default: adaptive if the model has a draft module).
+    coupling: str
+        How drafts and draws share random numbers: gumbel (default with a seed: the same tokens with
+        and without drafts) or maximal (default without one: most drafts accepted).
     max_model_len: int
         Tokens of the conversation (default: what the model and the memory allow).
     dtype: str
@@ -72,7 +80,7 @@ def command(
     from headrace.cli.chat_session import ChatOptions, chat
     from headrace.cli.checkpoint import checkpoint_path
     from headrace.config import flags_of, naming_flags
-    from headrace.core.sampling import SamplingParams
+    from headrace.core.sampling import Coupling, SamplingParams
 
     directory = checkpoint_path(checkpoint)
     if temperature is None:
@@ -80,13 +88,19 @@ def command(
         temperature = 0.0 if directory == embedded_model() else 1.0
     options = ChatOptions(
         checkpoint=directory,
-        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens),
+        sampling=SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            coupling=None if coupling is None else Coupling(coupling),
+        ),
         system=system,
         tools_path=tools,
         thinking=thinking,
         config_path=config,
         overrides={
             "engine.max_model_len": max_model_len,
+            "engine.speculation": speculation,
             "engine.dtype": dtype,
             "engine.threads": threads,
         },

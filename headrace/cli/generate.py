@@ -26,6 +26,8 @@ def command(
     top_k: Integer = -1,
     seed: Integer | None = None,
     ignore_eos: Annotated[bool, Parameter(negative="")] = False,
+    speculation: str | None = None,
+    coupling: Literal["gumbel", "maximal"] | None = None,
     batch: Integer | None = None,
     max_model_len: Integer | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
@@ -52,8 +54,8 @@ def command(
         {"token_ids": [0, 72, 105], "temperature": 0}
 
     `id` is optional (default: line-N). A line may also set temperature, top_p, top_k, seed,
-    max_tokens, stop_token_ids, ignore_eos and thinking, beside `messages` also tools and
-    tool_choice (auto or none), as a chat request has them. Each output line is
+    max_tokens, stop_token_ids, ignore_eos, coupling, speculation and thinking, beside `messages`
+    also tools and tool_choice (auto or none), as a chat request has them. Each output line is
 
         {"id": "a", "prompt_tokens": 9, "text": "...", "token_ids": [...],
          "finish_reason": "stop", "usage": {...}}
@@ -99,6 +101,12 @@ def command(
         Go on to max_tokens even if the model ends its answer (for measurements).
     batch: int
         Requests computed at once (32).
+    speculation: str
+        Drafts of the model's draft module that a step verifies: off, adaptive (as many as pay) or
+        fixed:K (default: adaptive if the model has a draft module).
+    coupling: str
+        How drafts and draws share random numbers: gumbel (default with a seed: the same tokens with
+        and without drafts) or maximal (default without one: most drafts accepted).
     max_model_len: int
         Tokens of prompt plus answer (default: what the model and the memory allow).
     dtype: str
@@ -114,7 +122,7 @@ def command(
     from headrace.cli.generate_run import GenerateOptions, generate
     from headrace.cli.prompt_file import PromptOptions
     from headrace.config import flags_of, naming_flags
-    from headrace.core.sampling import SamplingParams
+    from headrace.core.sampling import Coupling, SamplingParams
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -123,6 +131,7 @@ def command(
         seed=seed,
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
+        coupling=None if coupling is None else Coupling(coupling),
     )
     options = GenerateOptions(
         checkpoint=checkpoint_path(checkpoint),
@@ -134,6 +143,7 @@ def command(
         overrides={
             "engine.max_num_seqs": batch,
             "engine.max_model_len": max_model_len,
+            "engine.speculation": speculation,
             "engine.dtype": dtype,
             "engine.batch_invariant": batch_invariant,
             "engine.threads": threads,

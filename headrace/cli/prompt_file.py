@@ -35,6 +35,7 @@ from headrace.recipe.codec import check_length
 from headrace.recipe.constants import DEFAULT_MAX_TOKENS
 from headrace.recipe.converted import ParsingOptions, ThinkingStage
 from headrace.recipe.protocols.json_body import decode_body
+from headrace.recipe.protocols.sampling import draft_fields
 from headrace.serve.supported import check_supported
 
 # A prompt of a million tokens has about 4 MB; a longer line is not a prompt.
@@ -59,6 +60,8 @@ class PromptLine(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    coupling: object | None = None
+    speculation: object | None = None
     thinking: bool | None = None
 
 
@@ -285,7 +288,7 @@ def _line_sampling(wire: PromptLine, number: int, flags: SamplingParams) -> Samp
         # By line, not by order of execution: equal prompts get different answers, and a resumed
         # run gives the same ones.
         seed = choice_seed(flags.seed, number)
-    return SamplingParams(
+    params = SamplingParams(
         temperature=flags.temperature if wire.temperature is None else wire.temperature,
         top_p=flags.top_p if wire.top_p is None else wire.top_p,
         top_k=flags.top_k if wire.top_k is None else wire.top_k,
@@ -293,4 +296,6 @@ def _line_sampling(wire: PromptLine, number: int, flags: SamplingParams) -> Samp
         max_tokens=flags.max_tokens if wire.max_tokens is None else wire.max_tokens,
         stop_token_ids=tuple(wire.stop_token_ids or flags.stop_token_ids),
         ignore_eos=flags.ignore_eos if wire.ignore_eos is None else wire.ignore_eos,
+        coupling=flags.coupling,
     )
+    return replace(params, **draft_fields(wire.coupling, wire.speculation))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.core.speculation import MAX_FIXED_DRAFTS, Policy
+from headrace.core.speculation import MAX_DRAFT_LENGTH, Policy
 from headrace.errors import ConfigError
 
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
@@ -110,7 +110,7 @@ class EngineConfig:
         self._check_integer("num_blocks", 2, 2**31 - 1, optional=True)
         self._check_integer("seed", 0, MAX_SEED, optional=True)
         self._check_integer("threads", 1, 1024, optional=True)
-        self._check_integer("draft_length", 1, MAX_FIXED_DRAFTS, optional=True)
+        self._check_integer("draft_length", 1, MAX_DRAFT_LENGTH, optional=True)
         self._check_integer("grammar_cache_bytes", 0, 2**50)
         self._check_integer("grammar_threads", 1, 64)
         self._check_grammar()

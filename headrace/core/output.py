@@ -47,7 +47,8 @@ class TokenChunk:
     and what follows it in the same token. logprobs: one entry per token if the request asked for
     them. prompt_logprobs: with the first chunk of choice 0, one entry per prompt token, None for
     the first one. cached_tokens: with the first chunk of a choice, tokens of the prompt that were
-    found in the prefix cache.
+    found in the prefix cache. accepted_drafts, rejected_drafts: with the last chunk of a choice,
+    drafts of the whole answer that are in it, and those that were verified in vain.
     """
 
     request_id: str
@@ -62,6 +63,8 @@ class TokenChunk:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     cached_tokens: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
     @property
     def text_tokens(self) -> tuple[int, ...]:
@@ -85,3 +88,5 @@ class RequestOutput:
     stop: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0

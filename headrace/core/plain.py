@@ -28,6 +28,12 @@ def is_huge(value: object) -> bool:
     return isinstance(value, int) and value.bit_length() > 1023
 
 
+def shown(value: object) -> str:
+    """How an error shows a value that may be anything: at most 80 characters of its `repr`."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 def plain_ids(values: object) -> tuple[object, ...] | None:
     """The members of a list, tuple or array, as `plain` gives them; None: it is none of these."""
     if isinstance(values, (str, bytes, bytearray, dict, set, frozenset)):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from headrace.core.grammar import GrammarSpec
-from headrace.core.plain import is_huge, plain, plain_ids
+from headrace.core.plain import is_huge, plain, plain_ids, shown
 from headrace.core.speculation import Policy
 from headrace.errors import InvalidRequest
 
@@ -248,11 +248,14 @@ class SamplingParams:
             )
 
     def _check_coupling(self) -> None:
-        if self.coupling is not None and self.coupling not in tuple(Coupling):
+        if self.coupling is None:
+            return
+        if self.coupling not in tuple(Coupling):
             raise InvalidRequest(
-                f'coupling must be "gumbel", "maximal" or left out, got {self.coupling!r}.',
+                f'coupling must be "gumbel", "maximal" or left out, got {shown(self.coupling)}.',
                 param="coupling",
             )
+        object.__setattr__(self, "coupling", Coupling(self.coupling))
 
 
 def _finite(name: str, value: object) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headrace.core.plain import shown
 from headrace.errors import ConfigError, HeadraceError
 
 ADAPTIVE = -1
-MAX_FIXED_DRAFTS = 64  # far above any block size; the checkpoint's is checked by `require_length`
-ALLOWED = f'"off", "adaptive" or "fixed:K" with K in 1 .. {MAX_FIXED_DRAFTS}'
-_FIXED = re.compile(r"fixed:([1-9][0-9]?)", re.ASCII)
+MAX_DRAFT_LENGTH = 64  # of `engine.draft_length`: far above any block size
+ALLOWED = '"off", "adaptive" or "fixed:K" with K from 1 to the block size of the draft module'
+# That size is checked by `require_length`, which knows it.
+_FIXED = re.compile(r"fixed:([1-9][0-9]{0,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,9 @@ class Policy:
             if text in ("off", "adaptive"):
                 return cls(0 if text == "off" else ADAPTIVE)
             found = _FIXED.fullmatch(text)
-            if found and int(found[1]) <= MAX_FIXED_DRAFTS:
+            if found:
                 return cls(int(found[1]))
-        shown = repr(text)
-        shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-        raise error(f"{param} must be {ALLOWED}, got {shown}.", param=param)
+        raise error(f"{param} must be {ALLOWED}, got {shown(text)}.", param=param)
 
     def __str__(self) -> str:
         if self.drafts > 0:

@@ -327,9 +327,9 @@ class Admission:
         self._counters.computed_tokens += computed
         self._counters.drawn_tokens += drawn
 
-    def count_drafts(self, verified: Ints, accepted: Ints) -> None:
-        """Count drafts that were verified and accepted, int64 [n] each."""
-        self._counters.count_drafts(verified, accepted)
+    def count_drafts(self, rounds: int, verified: int, drafted: int) -> None:
+        """Count what a committed step verified and drafted."""
+        self._counters.count_drafts(rounds, verified, drafted)
 
     def bind(self, row: int) -> None:
         """Offer the full blocks that a row has computed to the prefix cache."""
@@ -469,6 +469,7 @@ class Admission:
             waiting=list(self.queues),
             causes=self.queues.count(self._room() if self._has_row() else -1),
             blocks=self.kv.stats().blocks,
+            drafts=None if self._controller is None else self._controller.stats(),
         )
 
     def release_hooks(self) -> None:

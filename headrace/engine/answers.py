@@ -87,6 +87,8 @@ class ChoiceAnswer:
             stop=None if last is None else last.stop,
             logprobs=None if self._request.sampling.logprobs is None else tuple(self._logprobs),
             prompt_logprobs=prompt_logprobs,
+            accepted_drafts=0 if last is None else last.accepted_drafts,
+            rejected_drafts=0 if last is None else last.rejected_drafts,
         )
 
     def _new_text(self, chunk: TokenChunk) -> str:

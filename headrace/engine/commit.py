@@ -51,6 +51,12 @@ def commit_shares(
     ending = codes != RUNNING
     np.minimum.at(last, owner[ending], place[ending])
     kept = np.flatnonzero(valid[plan.samples][owner] & (place <= last[owner]))
+    if result.drafts is not None:
+        in_answer = np.bincount(owner[kept], minlength=sampled.size)
+        verified = np.where(valid[plan.samples], result.drafts.verified, 0)
+        table.verified_drafts[sampled] += verified
+        # What follows an end in its run was accepted, but is in no answer.
+        table.accepted_drafts[sampled] += np.minimum(result.drafts.accepted, in_answer)
     if kept.size < owner.size:
         result = selected(result, kept)
         owner, position, codes = owner[kept], position[kept], codes[kept]
@@ -114,12 +120,22 @@ def finish(
     if ending.size == 0:
         return
     output.finish = codes
+    output.drafts = _drafts_of(desk.table, rows, ending)
     for entry in ending.tolist():
         code = int(codes[entry])
         if code == ERROR and entry not in (output.errors or {}):
             text = f"The logits at position {position[entry] - 1} are not finite."
             output.errors = {**(output.errors or {}), entry: text}
         desk.end(desk.table.sequence(int(rows[entry])), code, now)
+
+
+def _drafts_of(table: RequestTable, rows: Ints, ending: Ints) -> dict[int, tuple[int, int]] | None:
+    """Accepted and rejected drafts of the entries that end, [n]; None: nobody had any."""
+    verified = table.verified_drafts[rows[ending]]
+    accepted = table.accepted_drafts[rows[ending]]
+    pairs = zip(accepted.tolist(), (verified - accepted).tolist(), strict=True)
+    found = zip(ending.tolist(), pairs, strict=True)
+    return {entry: pair for entry, pair in found if any(pair)} or None
 
 
 def end_codes(

@@ -265,6 +265,7 @@ class Executor:
             features = self._draft(sampling.rows, plan.drafts.decision.draft)
             result.drafts = _report(sampling, verified.accepted, features)
             result.drafts.sampler_s = sampler_s
+            result.drafts.drafted = int(self._pool.count[sampling.rows].sum())
         if plan.drafts is not None or not sampling.live.all():
             result.counts = np.zeros(sampling.live.size, dtype=np.int64)
             result.counts[sampling.live] = counts

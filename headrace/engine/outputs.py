@@ -44,7 +44,8 @@ class StepOutput:
     choice). index: int64 [n], position in the output. tokens: int32 [n], NO_TOKEN_DRAWN: none.
     finish: int8 [n], RUNNING or why it ended. By entry, None where nobody has any: errors, texts of
     those that end with ERROR; error_codes, theirs if they are not internal errors; cached, prompt
-    tokens that the prefix cache had, with first tokens; the others as in `StepResult`.
+    tokens that the prefix cache had, with first tokens; drafts, accepted and rejected ones of the
+    whole answer, with its end; the others as in `StepResult`.
     """
 
     numbers: Ints
@@ -58,6 +59,7 @@ class StepOutput:
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
     cached: Mapping[int, int] | None = None
     error_codes: Mapping[int, str] | None = None
+    drafts: Mapping[int, tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         return int(self.numbers.size)
@@ -77,6 +79,7 @@ class StepOutput:
         end = EOS_ENDED if self.ended is None else self.ended.get(entry, EOS_ENDED)
         record = None if self.logprobs is None else self.logprobs.find(entry)
         prompts = self.prompt_logprobs
+        accepted, rejected = (0, 0) if self.drafts is None else self.drafts.get(entry, (0, 0))
         return TokenChunk(
             request_id=request_id,
             index=int(self.index[entry]),
@@ -90,6 +93,8 @@ class StepOutput:
             logprobs=None if record is None else (record,),
             prompt_logprobs=None if prompts is None else prompts.get(entry),
             cached_tokens=0 if self.cached is None else self.cached.get(entry, 0),
+            accepted_drafts=accepted,
+            rejected_drafts=rejected,
         )
 
     def special_entries(self) -> set[int]:
@@ -119,6 +124,12 @@ class StepOutput:
             error_codes={i: c.error_code for i, c in enumerate(chunks) if c.error_code} or None,
             ended=ends or None,
             cached={i: c.cached_tokens for i, c in enumerate(chunks) if c.cached_tokens} or None,
+            drafts={
+                i: (c.accepted_drafts, c.rejected_drafts)
+                for i, c in enumerate(chunks)
+                if c.accepted_drafts or c.rejected_drafts
+            }
+            or None,
         )
 
     @classmethod
@@ -148,6 +159,7 @@ class StepOutput:
             logprobs=None if last.logprobs is None else _moved_rows(last.logprobs, first),
             prompt_logprobs=moved("prompt_logprobs"),
             cached=moved("cached"),
+            drafts=moved("drafts"),
         )
 
 

@@ -140,13 +140,15 @@ class DraftReport:
 
     verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held.
     features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none. rows: of
-    the step, as it ran. forward_s, sampler_s: seconds of the model, and of drawing and verifying.
+    the step, as it ran. drafted: tokens in new drafts. forward_s, sampler_s: seconds of the model,
+    and of drawing and verifying.
     """
 
     verified: Ints
     accepted: Ints
     features: Floats
     rows: int = 0
+    drafted: int = 0
     forward_s: float = 0.0
     sampler_s: float = 0.0
 

@@ -568,7 +568,12 @@ class Scheduler:
             return
         count = valid[plan.samples]
         rows = plan.sampling_rows
-        self._desk.count_drafts(report.verified[count], report.accepted[count])
+        wanted = self._desk.table.wanted[rows[: plan.decodes]] != 0
+        self._desk.count_drafts(
+            int((wanted & count[: plan.decodes]).sum()),
+            int(report.verified[count].sum()),
+            report.drafted,
+        )
         judged = count & (report.verified > 0)
         controller.outcome(rows[judged], report.verified[judged], report.accepted[judged])
         arrived = count & self._drafting(plan)

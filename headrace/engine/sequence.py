@@ -56,7 +56,8 @@ class Sequence:
     found in the cache, -1 before it. age_rank: its place among those who have waited so long that
     they go before everybody who has not, NOT_AGED among the latter. waited: steps in queues before
     the present one. siblings: choices to fork once the prompt is computed. The times are those of
-    the stage it is in, in seconds.
+    the stage it is in, in seconds. verified_drafts: all that were checked; accepted_drafts: those
+    of them that are in the answer; of a running one as in the table.
     """
 
     request: NewRequest
@@ -75,6 +76,8 @@ class Sequence:
     queued_s: float = 0.0
     admitted_s: float = 0.0
     first_token_s: float = -1.0
+    verified_drafts: int = 0
+    accepted_drafts: int = 0
 
     @property
     def name(self) -> tuple[str, int]:

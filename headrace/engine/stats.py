@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import zip_longest
-
-import numpy as np
 
 from headrace.engine.outputs import ABORT, ERROR
-from headrace.engine.plan import Ints
 from headrace.engine.sequence import Sequence
+from headrace.engine.speculation.controller import DraftStats
 from headrace.kv.pool import PoolStats
 from headrace.kv.resume import Resume
 
@@ -31,8 +28,11 @@ class EngineStats:
     admissions (again after a preemption) with the seconds spent in the queue; first tokens with the
     seconds from arrival to them; prefills and decodes that have ended with their seconds (from
     admission to the first token, and from there to the end); prefix_hit_tokens + prefix_miss_tokens
-    = prompt tokens of first admissions; replayed_rows; verified_drafts, accepted_drafts: by place
-    in their block, the first draft first.
+    = prompt tokens of first admissions; replayed_rows; drafted_tokens; draft_rounds: decode rows of
+    requests that want drafts, also with none to verify. By place in the block, the first draft
+    first, empty in an engine without a drafter: verified_drafts, judged_drafts (verified, and all
+    before them accepted), accepted_drafts, and predicted_drafts, what the confidences of the judged
+    ones add up to.
     """
 
     waiting: int
@@ -61,8 +61,12 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     prefix_miss_tokens: int = 0
     replayed_rows: int = 0
+    drafted_tokens: int = 0
+    draft_rounds: int = 0
     verified_drafts: tuple[int, ...] = ()
+    judged_drafts: tuple[int, ...] = ()
     accepted_drafts: tuple[int, ...] = ()
+    predicted_drafts: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -83,8 +87,8 @@ class Counters:
     prefix_hit_tokens: int = 0
     prefix_miss_tokens: int = 0
     replayed_rows: int = 0
-    verified_drafts: tuple[int, ...] = ()
-    accepted_drafts: tuple[int, ...] = ()
+    drafted_tokens: int = 0
+    draft_rounds: int = 0
     by_code: dict[int, int] = field(default_factory=dict)
 
     def admitted(self, sequence: Sequence, found: Resume, now: float) -> None:
@@ -110,12 +114,11 @@ class Counters:
         self.prefill_s += now - sequence.admitted_s
         sequence.first_token_s = now
 
-    def count_drafts(self, verified: Ints, accepted: Ints) -> None:
-        """Drafts of one step, int64 [n] each: how many of each request were checked, and held."""
-        if verified.any():
-            self.computed_tokens += int(verified.sum())
-            self.verified_drafts = _added(self.verified_drafts, verified)
-            self.accepted_drafts = _added(self.accepted_drafts, accepted)
+    def count_drafts(self, rounds: int, verified: int, drafted: int) -> None:
+        """What one step verified and drafted."""
+        self.draft_rounds += rounds
+        self.computed_tokens += verified
+        self.drafted_tokens += drafted
 
     def preempted(self, sequence: Sequence, now: float) -> None:
         """A sequence gave way; it waits from now on."""
@@ -138,10 +141,14 @@ class Counters:
         waiting: Items[Sequence],
         causes: tuple[int, int, int, int],
         blocks: PoolStats,
+        drafts: DraftStats | None,
     ) -> EngineStats:
         """All counters; `waiting` and `causes` as the queues give them."""
         oldest = min((sequence.arrival_s for sequence in waiting), default=now)
         totals = {name: getattr(self, name) for name in self.__slots__ if name != "by_code"}
+        if drafts is not None:
+            for name in ("verified", "judged", "accepted", "predicted"):
+                totals[f"{name}_drafts"] = tuple(getattr(drafts, name).tolist())
         return EngineStats(
             waiting=len(waiting),
             running=running,
@@ -157,9 +164,3 @@ class Counters:
             waiting_siblings=causes[3],
             **totals,
         )
-
-
-def _added(totals: tuple[int, ...], lengths: Ints) -> tuple[int, ...]:
-    """totals[j] + how many of `lengths` exceed j."""
-    reached = np.bincount(lengths)[::-1].cumsum()[::-1][1:]  # lengths >= 1, >= 2, ...
-    return tuple(a + b for a, b in zip_longest(totals, reached.tolist(), fillvalue=0))

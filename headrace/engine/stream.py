@@ -141,6 +141,8 @@ class TokenStream:
             logprobs=tuple(choice.logprobs) if choice.logprobs else None,
             prompt_logprobs=choice.prompt_logprobs,
             cached_tokens=choice.cached_tokens,
+            accepted_drafts=0 if last is None else last.accepted_drafts,
+            rejected_drafts=0 if last is None else last.rejected_drafts,
         )
 
     def _lose(self) -> bool:

@@ -42,6 +42,8 @@ _COLUMNS = (
     "planned",
     "most",
     "flying",
+    "verified_drafts",
+    "accepted_drafts",
 )
 
 
@@ -55,10 +57,10 @@ class RequestTable:
     been offered to the prefix cache. last_step: in which the row ran last. wanted: drafts to verify
     a step, as in `NewRequest`. drafted: bool, drafts are made for its next share. planned: prompt
     tokens that have cache rows once all that is in flight has run. most, flying: how long it can
-    be then, and how many shares that draw are in flight (`look_ahead` sets them). age_rank: as in
-    `Sequence`. epoch: grows with every release of the row, so the result of an older plan is
-    recognised. stops: int32 [K, num_rows], tokens that end the answer; line 0 and unused places
-    hold NO_TOKEN_DRAWN.
+    be then, and how many shares that draw are in flight (`look_ahead` sets them). age_rank,
+    verified_drafts, accepted_drafts: as in `Sequence`. epoch: grows with every release of the row,
+    so the result of an older plan is recognised. stops: int32 [K, num_rows], tokens that end the
+    answer; line 0 and unused places hold NO_TOKEN_DRAWN.
     """
 
     number: Ints
@@ -77,6 +79,8 @@ class RequestTable:
     planned: Ints
     most: Ints
     flying: Ints
+    verified_drafts: Ints
+    accepted_drafts: Ints
 
     def __init__(self, num_rows: int, max_tokens: int) -> None:
         self.num_rows = num_rows
@@ -121,6 +125,8 @@ class RequestTable:
         self.flying[row] = 0
         self.wanted[row] = request.drafts
         self.drafted[row] = False
+        self.verified_drafts[row] = sequence.verified_drafts
+        self.accepted_drafts[row] = sequence.accepted_drafts
         self.limit[row] = request.length_limit
         self.stop_from[row] = sequence.prompt_length + request.min_tokens
         self.start(row, 0)
@@ -141,6 +147,8 @@ class RequestTable:
         sequence = self.sequence(row)
         sequence.tokens = self.tokens[row, : self.length[row]].copy()
         sequence.age_rank = int(self.age_rank[row])
+        sequence.verified_drafts = int(self.verified_drafts[row])
+        sequence.accepted_drafts = int(self.accepted_drafts[row])
         sequence.row = 0
         self.sequences[row] = None
         self.state[row] = FREE

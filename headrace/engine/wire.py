@@ -133,6 +133,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] | None = None
     cached: dict[int, int] | None = None
     error_codes: dict[int, str] | None = None
+    drafts: dict[int, tuple[int, int]] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -234,6 +235,7 @@ def pack_output(output: StepOutput) -> Outputs:
         prompt_logprobs=dict(output.prompt_logprobs) if output.prompt_logprobs else None,
         cached=dict(output.cached) if output.cached else None,
         error_codes=dict(output.error_codes) if output.error_codes else None,
+        drafts=dict(output.drafts) if output.drafts else None,
     )
 
 
@@ -252,6 +254,7 @@ def unpack_output(message: Outputs, names: Mapping[int, tuple[str, int]]) -> Ste
         prompt_logprobs=message.prompt_logprobs,
         cached=message.cached,
         error_codes=message.error_codes,
+        drafts=message.drafts,
     )
 
 

@@ -24,6 +24,17 @@ class EngineFinish(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Drafts of an answer: those that are part of it, and those that were verified in vain."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
+NO_DRAFTS = DraftCounts()
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The prompt was taken: its tokens, how many of them came from the cache, a fingerprint."""
 
@@ -52,12 +63,14 @@ class Stopped:
     """The last ids of an answer that a stop string ended, as the engine found it.
 
     cut: characters at the end that are no text: the string, and what follows it in its token.
+    drafts: as in `Finish`.
     """
 
     ids: Sequence[int]
     stop: str
     cut: int
     logprobs: Sequence[TokenLogprobs] | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class Finish:
 
     reason: EngineFinish = EngineFinish.STOP
     tokens: int = 0
+    drafts: DraftCounts = NO_DRAFTS
 
 
 Chunk = Ready | Text | Tokens | Stopped | Finish

@@ -18,7 +18,7 @@ from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
 from headrace.engine.wire import rebuild_error
 from headrace.errors import Cancelled, Draining, EngineLost, HeadraceError, InvalidGrammar
-from headrace.recipe.chunks import Chunk, EngineFinish, Finish, Ready, Stopped, Tokens
+from headrace.recipe.chunks import Chunk, DraftCounts, EngineFinish, Finish, Ready, Stopped, Tokens
 from headrace.recipe.converted import ConvertedRequest, Protocol
 from headrace.recipe.events.event import Event, sse_frame
 from headrace.recipe.protocols.responses_store import ResponseStore, remember
@@ -127,13 +127,14 @@ class Answer:
             yield Ready(self._record.prompt_tokens or 0, chunk.cached_tokens)
         ids = chunk.text_tokens
         logprobs = None if chunk.logprobs is None else chunk.logprobs[: len(ids)]
+        drafts = DraftCounts(chunk.accepted_drafts, chunk.rejected_drafts)
         if isinstance(chunk.stop, str):
-            yield Stopped(ids, chunk.stop, chunk.stop_cut, logprobs)
+            yield Stopped(ids, chunk.stop, chunk.stop_cut, logprobs, drafts)
             return
         if ids:
             yield Tokens(ids, logprobs)
         if chunk.finish is not None:
-            yield Finish(_REASONS[chunk.finish], len(chunk.tokens) - len(ids))
+            yield Finish(_REASONS[chunk.finish], len(chunk.tokens) - len(ids), drafts)
 
     async def _next(self, timeout_s: float | None) -> TokenChunk | None:
         """The next chunk; a chunk that ends its choice badly is raised as its error."""

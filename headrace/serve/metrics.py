@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headrace.engine.stats import EngineStats
 from headrace.serve.engine_client import EngineClient
 from headrace.serve.log import RequestRecord
 
@@ -94,7 +96,7 @@ class _EngineCollector(Collector):
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         engine = self._engine
         yield GaugeMetricFamily(
             "headrace_engine_ready", "1 while the engine takes requests.", value=int(engine.ready)
@@ -118,3 +120,27 @@ class _EngineCollector(Collector):
             for place, count in enumerate(value, start=1):
                 by_place.add_metric((str(place),), count)
             yield by_place
+        if stats.verified_drafts:
+            yield from _length_histograms(stats)
+
+
+def _length_histograms(stats: EngineStats) -> Iterator[HistogramMetricFamily]:
+    """How many drafts a decode round verified, and how many tokens it brought."""
+    for name, text, by_place, more in (
+        ("verified_length", "Drafts that a decode round verified.", stats.verified_drafts, 0),
+        (
+            "accepted_length",
+            "Tokens that a decode round brought: the accepted drafts and one more.",
+            stats.accepted_drafts,
+            1,
+        ),
+    ):
+        rounds = stats.draft_rounds
+        # A place counts the rounds that got further than it.
+        below = [(str(n + more), rounds - count) for n, count in enumerate(by_place)]
+        yield HistogramMetricFamily(
+            f"headrace_engine_{name}",
+            text,
+            buckets=[*below, (str(len(by_place) + more), rounds), ("+Inf", rounds)],
+            sum_value=sum(by_place) + more * rounds,
+        )

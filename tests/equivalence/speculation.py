@@ -4,9 +4,11 @@ speculation and of the overlapped loop.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ from headrace.core.request import Request
 from headrace.engine.engine import Engine
 from headrace.engine.speculation.drafts import DraftRequest, Proposal
 from headrace.kv.cache import KVCache
+from headrace.model.tiny import write_tiny
 from tests.unit.engine.fakes import FakeDetokenizer, FakeTokenizer
 
+DRAFTS = 5
 Streams = Mapping[tuple[str, int], Sequence[int]]  # output ids by (request id, choice)
 
 
@@ -62,6 +66,15 @@ class Oracle:
             return rng.integers(0, self._vocab_size, self.length)
         after[right:] = (after[right:] + 1) % self._vocab_size
         return after
+
+
+def tiny_with_drafts(directory: Path, seed: int = 1) -> Path:
+    """tiny-8 with a draft block of five: no tensor depends on that."""
+    write_tiny(directory, preset="tiny-8", seed=seed)
+    config = json.loads((directory / "config.json").read_text())
+    text = json.dumps(config).replace('"dspark_block_size": 3', f'"dspark_block_size": {DRAFTS}')
+    (directory / "config.json").write_text(text)
+    return directory
 
 
 class LetterDetokenizer(FakeDetokenizer):

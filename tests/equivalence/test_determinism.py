@@ -1,8 +1,9 @@
 """Deterministic mode: the same request gives the same tokens, whatever the batch and the cache.
 
-Requests run alone, each on an engine of its own, then in batches of 1 to 32 mixed ones on engines
-whose prefix cache stays warm; chunk sizes, arrival, aborts and preemption differ from batch to
-batch. Tokens must be equal, and the logits that they were drawn from bit for bit (report DT-1).
+Requests run alone without drafts, each on an engine of its own, then in batches of 1 to 32 mixed
+ones on engines whose prefix cache stays warm and that speculate; chunk sizes, arrival, aborts and
+preemption differ from batch to batch. Tokens must be equal, and the logits that they were drawn
+from bit for bit (report DT-1).
 """
 
 from __future__ import annotations
@@ -22,24 +23,33 @@ from headrace.core.request import Request
 from headrace.core.sampling import Coupling, SamplingParams
 from headrace.engine.engine import Engine
 from headrace.engine.load import numerics_of
+from headrace.engine.speculation.cost import StepCost
+from headrace.engine.speculation.curve import Curve
+from headrace.engine.speculation.drafts import Drafter
 from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
+from tests.bench_records import write_record
+
+from .speculation import DRAFTS, Oracle, tiny_with_drafts
 
 Context = tuple[int, ...]
 
 MODE = {"deterministic": True, "max_model_len": 512, "num_blocks": 120, "max_num_seqs": 33}
-RUNS = 200
-SWEEP_RUNS = 2_000
-# Engine settings that must change nothing: here belong the policies of speculation.
-SETTINGS: list[dict[str, object]] = [{}]
+RUNS = 50  # of each setting
+SWEEP_RUNS = 2_000  # of each
+# Policies of speculation, each with how good its drafts are: they must change nothing.
+SETTINGS = (("off", "noise"), ("fixed:3", "mixed"), ("fixed:5", "mixed"), ("adaptive", "mixed"))
+# Rows have a price, so that `adaptive` verifies more or less according to who else is there.
+COST = (Curve.linear(0.01, 0.0005), Curve.linear(0.001, 0.0))
 
 
 @pytest.fixture(scope="module")
-def model(tiny_dir: Path) -> Model:
-    return load_model(tiny_dir, numerics_of(EngineConfig(**MODE)))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory = tiny_with_drafts(tmp_path_factory.mktemp("tiny-5") / "model")
+    return load_model(directory, numerics_of(EngineConfig(**MODE)))
 
 
 class Recorder:
@@ -92,22 +102,25 @@ def requests_of(count: int) -> list[Request]:
         params = SamplingParams(
             **kinds[number % len(kinds)],
             seed=number if number % 3 else None,
-            max_tokens=int(rng.integers(2, 5)),
+            max_tokens=int(rng.integers(2, 8)),
             ignore_eos=number % 4 > 0,
         )
         out.append(Request(f"r{number}", prompt, params))
     return out
 
 
-def engine_of(model: Model, **settings: object) -> tuple[Engine, Recorder]:
+def engine_of(
+    model: Model, drafter: Drafter | None = None, **settings: object
+) -> tuple[Engine, Recorder]:
     recorder = Recorder(model)
-    engine = Engine(EngineConfig(**{**MODE, **settings}), recorder)
+    config = EngineConfig(**{**MODE, "speculation": "off", **settings})
+    engine = Engine(config, recorder, drafter=drafter, cost=StepCost(*COST))
     recorder.engine = engine
     return engine, recorder
 
 
-def run_alone(model: Model, request: Request, settings: dict[str, object]) -> Alone:
-    engine, recorder = engine_of(model, **settings)
+def run_alone(model: Model, request: Request) -> Alone:
+    engine, recorder = engine_of(model)
     engine.add(request)
     tokens = [token for chunk in _chunks(engine) for token in chunk.tokens]
     known = (*request.prompt_token_ids, *tokens)
@@ -116,21 +129,36 @@ def run_alone(model: Model, request: Request, settings: dict[str, object]) -> Al
     return Alone(request, tokens, {context: recorder.logits[context] for context in contexts})
 
 
-def check(model: Model, settings: dict[str, object], runs: int) -> None:
-    """Compare `runs` requests in batches with their runs alone."""
-    pool = [run_alone(model, request, settings) for request in requests_of(16)]
+@pytest.fixture(scope="module")
+def alone(model: Model) -> list[Alone]:
+    return [run_alone(model, request) for request in requests_of(16)]
+
+
+def check(model: Model, pool: list[Alone], policy: str, kind: str, runs: int) -> dict[str, object]:
+    """Compare `runs` requests in batches with their runs alone; what was done."""
     rng = np.random.default_rng(1)
-    engine, recorder = engine_of(model, **settings)
-    batch = 0
+    length = 3 if policy == "fixed:3" else DRAFTS
+    known = [(*one.request.prompt_token_ids, *one.tokens) for one in pool]
+    drafter = Oracle(kind, length, model.spec.vocab_size, known)
+    engine, recorder = engine_of(model, drafter, speculation=policy)
+    batch, wanted, verified, accepted = 0, runs, 0, 0
     while runs > 0:
         if batch % 4 == 0:
             budget = int(rng.choice([33, 64, 300]))
-            engine, recorder = engine_of(model, **settings, max_num_batched_tokens=budget)
+            engine, recorder = engine_of(
+                model, drafter, speculation=policy, max_num_batched_tokens=budget
+            )
         size = min(runs, 32 if batch % 3 == 0 else int(rng.integers(1, 32)))
         chosen = [pool[int(place)] for place in rng.integers(0, len(pool), size)]
         check_batch(engine, recorder, chosen, rng)
         runs -= size
         batch += 1
+        if batch % 4 == 0 or runs <= 0:
+            verified += sum(engine.stats().verified_drafts)
+            accepted += sum(engine.stats().accepted_drafts)
+    assert (verified == 0) == (policy == "off")
+    assert (accepted == 0) == (policy == "off")
+    return {"equal_runs": wanted, "batches": batch, "verified": verified, "accepted": accepted}
 
 
 def check_batch(
@@ -165,15 +193,18 @@ def _chunks(engine: Engine) -> Iterator[TokenChunk]:
         yield from engine.step()
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_alone_and_in_mixed_batches(model: Model, settings: dict[str, object]) -> None:
-    check(model, settings, RUNS)
+@pytest.mark.parametrize(("policy", "kind"), SETTINGS)
+def test_alone_and_in_mixed_batches(
+    model: Model, alone: list[Alone], policy: str, kind: str
+) -> None:
+    check(model, alone, policy, kind, RUNS)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_alone_and_in_many_mixed_batches(model: Model, settings: dict[str, object]) -> None:
-    check(model, settings, SWEEP_RUNS)
+def test_alone_and_in_many_mixed_batches(model: Model, alone: list[Alone]) -> None:
+    """The record is docs/bench/determinism.json."""
+    done = {policy: check(model, alone, policy, kind, SWEEP_RUNS) for policy, kind in SETTINGS}
+    write_record("determinism.json", "determinism", prompts=len(alone), settings=done)
 
 
 def test_requests_without_a_seed_share_the_engines(model: Model) -> None:

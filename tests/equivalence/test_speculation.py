@@ -2,16 +2,14 @@
 
 The reference is the blocking loop without drafts. On the fake model, whose logits depend on nothing
 but the tokens, all combinations; on tiny-8 with batch-invariant numerics a covering subset (the
-full matrix is a sweep, docs/bench/speculation_streams.json). Answers end by length, by EOS or a
+full matrix is a sweep, docs/bench/speculation_streams.jsonl). Answers end by length, by EOS or a
 stop token and by a stop string at every place of an accepted run.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +25,19 @@ from headrace.engine.runner import ModelLike
 from headrace.engine.speculation.drafts import Drafter, ModelDrafter
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
-from headrace.model.tiny import write_tiny
+from tests.bench_records import write_record
 from tests.unit.engine.fakes import FakeModel
 
-from .speculation import Answers, LetterTokenizer, Oracle, covering, serve
+from .speculation import (
+    DRAFTS,
+    Answers,
+    LetterTokenizer,
+    Oracle,
+    covering,
+    serve,
+    tiny_with_drafts,
+)
 
-DRAFTS = 5
 POLICIES = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5", "adaptive")
 MATRIX: dict[str, tuple[Any, ...]] = {
     "overlap": (False, True),
@@ -120,15 +125,6 @@ def ending(request: Request, free: list[int], number: int) -> Request:
 @pytest.fixture(scope="module")
 def fake() -> World:
     return world(FakeModel(), {"dtype": "float64", "kv_quant": False})
-
-
-def tiny_with_drafts(directory: Path, seed: int = 1) -> Path:
-    """tiny-8 with a draft block of five: no tensor depends on that."""
-    write_tiny(directory, preset="tiny-8", seed=seed)
-    config = json.loads((directory / "config.json").read_text())
-    text = json.dumps(config).replace('"dspark_block_size": 3', f'"dspark_block_size": {DRAFTS}')
-    (directory / "config.json").write_text(text)
-    return directory
 
 
 TINY_SETTINGS = {"dtype": "float32", "kv_quant": True, "batch_invariant": True}
@@ -220,22 +216,38 @@ def test_streams_on_the_tiny_model(tiny: World, one: dict[str, Any]) -> None:
 
 @pytest.mark.sweep
 def test_all_streams_on_the_fake_model(fake: World) -> None:
-    """The whole matrix, once (docs/bench/speculation_streams.jsonl)."""
+    """The whole matrix."""
     sweep("fake", MATRIX, fake)
 
 
 @pytest.mark.sweep
-def test_all_streams_on_the_tiny_model(tiny_model: Model) -> None:
-    """All but the scripted drafters, once (docs/bench/speculation_streams.jsonl)."""
-    matrix = {**MATRIX, "drafter": ("model",), "blocks": ("plenty",)}
-    sweep("tiny-8", matrix, world(tiny_model, TINY_SETTINGS))
+@pytest.mark.parametrize(
+    ("name", "drafters", "blocks"),
+    [
+        ("tiny-8", ("model",), "plenty"),
+        ("tiny-8-scripted", ("perfect", "mixed", "wrong"), "few"),
+    ],
+)
+def test_all_streams_on_the_tiny_model(
+    tiny_model: Model, name: str, drafters: tuple[str, ...], blocks: str
+) -> None:
+    """The whole matrix with its own draft module, and with scripted ones in little memory."""
+    matrix = {**MATRIX, "drafter": drafters, "blocks": (blocks,)}
+    sweep(name, matrix, world(tiny_model, TINY_SETTINGS))
 
 
 def sweep(name: str, matrix: dict[str, tuple[Any, ...]], built: World) -> None:
     settings = [dict(zip(matrix, values, strict=True)) for values in product(*matrix.values())]
-    for done, one in enumerate(settings, start=1):
-        check(one, built)
-        print(json.dumps({"name": f"speculation-streams-{name}", "equal": done}), flush=True)
+    streams = 0
+    for one in settings:
+        streams += len(check(one, built).tokens)
+    write_record(
+        "speculation_streams.jsonl",
+        f"speculation-streams-{name}",
+        points=len(settings),
+        equal_streams=streams,
+        matrix=matrix,
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])

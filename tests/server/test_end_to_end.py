@@ -129,6 +129,59 @@ def test_choices_differ_and_each_is_reproducible(served: Served) -> None:
         assert "".join(delta.get("content") or "" for delta in deltas) == text
 
 
+def test_requests_say_how_drafts_are_used(served: Served) -> None:
+    """The draft module of the checkpoint has blocks of 3; its weights are random."""
+    without = served.chat(max_tokens=24, speculation="off").json()
+    assert "completion_tokens_details" not in without["usage"]
+    for coupling in ("gumbel", "maximal"):
+        body = served.chat(max_tokens=24, speculation="fixed:3", coupling=coupling).json()
+        assert body["choices"] == without["choices"]  # greedy
+        details = body["usage"]["completion_tokens_details"]
+        accepted = details["accepted_prediction_tokens"]
+        rejected = details["rejected_prediction_tokens"]
+        rounds = body["usage"]["completion_tokens"] - 1 - accepted
+        assert accepted >= 0 and 0 < accepted + rejected <= 3 * rounds
+    wait_for(lambda: metric(served, 'verified_drafts_total{place="3"}') > 0)
+    assert metric(served, "drafted_tokens_total") % 3 == 0
+    assert metric(served, "accepted_length_count") > 0
+    judged = metric(served, 'judged_drafts_total{place="1"}')
+    assert judged == metric(served, 'verified_drafts_total{place="1"}')
+    assert 0 < metric(served, 'predicted_drafts_total{place="1"}') < judged
+
+
+def metric(served: Served, name: str) -> float:
+    text = httpx.get(f"{served.url}/metrics").text
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    (value,) = [v for n, v in (line.rsplit(" ", 1) for line in lines) if n.endswith(f"e_{name}")]
+    return float(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+        ("responses", {"input": "a", "max_output_tokens": 4}),
+        ("messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+    ],
+)
+def test_more_drafts_than_a_block_has_are_refused(
+    served: Served, path: str, fields: dict[str, Any]
+) -> None:
+    for text, words in (
+        ("fixed:4", ["asks for 4 drafts", "block has 3", '"off", "adaptive" or "fixed:K"']),
+        ("fixed:70", ["asks for 70 drafts", "block has 3"]),
+        ("often", ['"off", "adaptive" or "fixed:K"']),
+    ):
+        body = {"model": "tiny", **fields, "speculation": text}
+        response = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error.get("param", "speculation") == "speculation"
+        assert all(word in error["message"] for word in words), error
+        body = {"model": "tiny", **fields, "speculation": "fixed:3", "coupling": "gumbel"}
+        assert httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60).status_code == 200
+
+
 def test_a_context_too_long_says_limit_and_length(served: Served) -> None:
     (card,) = httpx.get(f"{served.url}/v1/models").json()["data"]
     error = served.chat(max_tokens=card["max_model_len"]).json()["error"]

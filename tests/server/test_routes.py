@@ -97,6 +97,37 @@ def test_metrics() -> None:
     assert "headrace_engine_steps_total" in values
 
 
+def test_metrics_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 rounds: 4 verified nothing, 2 one draft, 4 three, of which 0, 1, 3 and 3 held."""
+    with LiveServer() as live:
+        stats = replace(
+            live.engine.stats(),
+            drafted_tokens=30,
+            draft_rounds=10,
+            verified_drafts=(6, 4, 4),
+            judged_drafts=(6, 3, 2),
+            accepted_drafts=(4, 2, 2),
+            predicted_drafts=(4.5, 2.0, 1.5),
+        )
+        monkeypatch.setattr(live.engine, "stats", lambda: stats)
+        text = get(live, "/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    engine = {
+        name.removeprefix("headrace_engine_"): float(value)
+        for name, value in values.items()
+        if name.startswith("headrace_engine_")
+    }
+    assert engine["drafted_tokens_total"] == 30
+    for name in ("verified", "judged", "accepted", "predicted"):
+        by_place = [engine[f'{name}_drafts_total{{place="{place}"}}'] for place in (1, 2, 3)]
+        assert tuple(by_place) == getattr(stats, f"{name}_drafts")
+    assert [engine[f'verified_length_bucket{{le="{n}"}}'] for n in range(4)] == [4, 6, 6, 10]
+    assert [engine[f'accepted_length_bucket{{le="{n}"}}'] for n in range(1, 5)] == [6, 8, 8, 10]
+    for name, total in (("verified_length", 14), ("accepted_length", 18)):
+        assert engine[f'{name}_bucket{{le="+Inf"}}'] == engine[f"{name}_count"] == 10
+        assert engine[f"{name}_sum"] == total
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -1,8 +1,8 @@
 """What a step costs by its size: a monotone curve of seconds, measured at start-up.
 
 Contract: pure NumPy, no clock: `measure` takes a callable that runs one step and returns its
-seconds. Sizes are rows (verification) or requests (drafting, sampling). Kept on disk by
-`curve_cache.py`, corrected while serving by `cost.py`.
+seconds. Sizes are rows (verification) or requests (drafting, sampling). Corrected while
+serving by `cost.py`.
 """
 
 from __future__ import annotations

@@ -249,6 +249,9 @@ class ChatWriter:
         self._finish = finish
         answer.unfinished -= 1
         answer.counts.add(finish.completion_tokens, finish.reasoning_tokens)
+        if not self._official:
+            # clients: draft-counts
+            answer.counts.add_drafts(finish.drafts)
         last = not answer.unfinished
         # clients: usage-chunk
         own_chunk = self._include_usage and not self._official

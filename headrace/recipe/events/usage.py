@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.recipe.chunks import NO_DRAFTS, DraftCounts
+
 
 @dataclass(slots=True)
 class Counts:
@@ -18,12 +20,18 @@ class Counts:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
     def add(self, completion_tokens: int, reasoning_tokens: int | None) -> None:
         """Count a choice that ended."""
         self.completion_tokens += completion_tokens
         if reasoning_tokens is not None:
             self.reasoning_tokens = (self.reasoning_tokens or 0) + reasoning_tokens
+
+    def add_drafts(self, drafts: DraftCounts) -> None:
+        """Count the drafts of a choice that ended."""
+        own = self.drafts
+        self.drafts = DraftCounts(own.accepted + drafts.accepted, own.rejected + drafts.rejected)
 
 
 def chat_usage(counts: Counts) -> dict[str, Any]:
@@ -35,8 +43,14 @@ def chat_usage(counts: Counts) -> dict[str, Any]:
         "total_tokens": prompt + counts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    details = {}
     if counts.reasoning_tokens is not None:
-        usage["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning_tokens}
+        details["reasoning_tokens"] = counts.reasoning_tokens
+    if counts.drafts != NO_DRAFTS:
+        details["accepted_prediction_tokens"] = counts.drafts.accepted
+        details["rejected_prediction_tokens"] = counts.drafts.rejected
+    if details:
+        usage["completion_tokens_details"] = details
     usage["prompt_cache_hit_tokens"] = cached
     usage["prompt_cache_miss_tokens"] = max(0, prompt - cached)
     return usage

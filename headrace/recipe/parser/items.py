@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.core.output import TokenLogprobs
+from headrace.recipe.chunks import NO_DRAFTS, DraftCounts
 
 
 class AnswerEnd(StrEnum):
@@ -83,7 +84,7 @@ class AnswerFinish:
     stop: the matched stop sequence. completion_tokens: over all processed pieces, markup included.
     reasoning_tokens: None outside thinking mode or when unknown. empty_after_reasoning: level
     `clients`: reasoning came, then neither content nor a call. open_call: level `clients`: the last
-    call was cut off (its arguments are not complete).
+    call was cut off (its arguments are not complete). drafts: as in `chunks.Finish`.
     """
 
     end: AnswerEnd
@@ -92,6 +93,7 @@ class AnswerFinish:
     reasoning_tokens: int | None = None
     empty_after_reasoning: bool = False
     open_call: bool = False
+    drafts: DraftCounts = NO_DRAFTS
 
 
 Item = Start | Content | Reasoning | CallBegin | CallNamed | CallArguments | AnswerFinish

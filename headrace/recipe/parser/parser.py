@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from headrace.errors import StreamError
-from headrace.recipe.chunks import Chunk, EngineFinish, Finish, Stopped, Text, Tokens
+from headrace.recipe.chunks import NO_DRAFTS, Chunk, EngineFinish, Finish, Stopped, Text, Tokens
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.converted import ParsingOptions
 from headrace.recipe.options import Level
@@ -86,6 +86,7 @@ class OutputParser:
         # clients: reasoning-tokens. None when they have to be counted by encoding the text.
         self._reasoning_ids: int | None = None if self._official or self._by_spelling else 0
         self._last_id = -1
+        self._drafts = NO_DRAFTS
         self._dsml = special.dsml
 
     @property
@@ -122,8 +123,10 @@ class OutputParser:
         elif isinstance(chunk, Text):
             self._feed(Piece(chunk.text, Kind.TEXT, chunk.token_count))
         elif isinstance(chunk, Finish):
+            self._drafts = chunk.drafts
             self._end(ENDS[chunk.reason], chunk.tokens)
         elif isinstance(chunk, Stopped):
+            self._drafts = chunk.drafts
             self._stopped(chunk)
         else:
             self._start(Start(chunk.prompt_tokens, chunk.cached_tokens, chunk.system_fingerprint))
@@ -257,7 +260,13 @@ class OutputParser:
     def _append_finish(self, end: AnswerEnd) -> None:
         self.finished = True
         machine = self._machine
-        finish = AnswerFinish(end, machine.stop, self._completion_tokens, self._reasoning_tokens())
+        finish = AnswerFinish(
+            end,
+            machine.stop,
+            self._completion_tokens,
+            self._reasoning_tokens(),
+            drafts=self._drafts,
+        )
         if isinstance(machine, LenientMachine):
             no_answer = bool(machine.reasoning) and not machine.content and not machine.calls
             finish = replace(finish, empty_after_reasoning=no_answer, open_call=machine.open_call)

@@ -16,7 +16,7 @@ from headrace.recipe.converted import InferenceOptions
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.chat_wire import ClientRequest, OfficialRequest
 from headrace.recipe.protocols.json_body import U8, U32, U64, check_unsigned
-from headrace.recipe.protocols.sampling import resolve_sampling, to_f32
+from headrace.recipe.protocols.sampling import draft_fields, resolve_sampling, to_f32
 
 _NUMBERS = ("repetition_penalty", "min_p", "min_tokens", "ignore_eos")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -28,8 +28,10 @@ _values = attrgetter(
     "allowed_token_ids",
     "logit_bias",
     "logprobs_mode",
+    "coupling",
+    "speculation",
 )
-_NOTHING = (None,) * 11
+_NOTHING = (None,) * 13
 
 
 def check_numbers(wire: OfficialRequest | ClientRequest) -> None:
@@ -100,6 +102,7 @@ def extra_sampling(wire: ClientRequest, max_tokens: int | None) -> dict[str, Any
         extra["logit_bias"] = _logit_bias(wire.logit_bias)
     if wire.logprobs_mode is not None:
         extra["logprobs_mode"] = _logprobs_mode(wire.logprobs_mode)
+    extra |= draft_fields(wire.coupling, wire.speculation)
     if extra:
         SamplingParams(max_tokens=max_tokens, **extra)  # raises for what is out of range
     return extra

@@ -384,6 +384,8 @@ class ClientRequest(_Common, kw_only=True):
     allowed_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     logprobs_mode: str | None = None
+    coupling: Any = None
+    speculation: Any = None
 
     guided_json: Any = None
     guided_regex: Any = None

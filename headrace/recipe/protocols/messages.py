@@ -53,7 +53,7 @@ from headrace.recipe.protocols.messages_wire import (
     SystemBlock,
 )
 from headrace.recipe.protocols.models import resolve_model
-from headrace.recipe.protocols.sampling import check_stops, resolve_sampling
+from headrace.recipe.protocols.sampling import check_stops, draft_fields, resolve_sampling
 from headrace.recipe.protocols.schema import check_schema
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import Choice, SettledTools, output_constraint
@@ -251,6 +251,8 @@ def _inference(
     constraint, extra = settled.constraint, {}
     if not options.official:
         extra = _extra(wire)
+        if isinstance(wire, ClientRequest):
+            extra |= draft_fields(wire.coupling, wire.speculation)
         if constraint is None:
             constraint = output_constraint((), ToolChoice.AUTO, form)
     if constraint is None and not extra:

@@ -300,8 +300,11 @@ class OfficialRequest(WireRequest[OfficialBlock]):
     """Body as the official codec reads it."""
 
 
-class ClientRequest(WireRequest[ClientBlock]):
+class ClientRequest(WireRequest[ClientBlock], kw_only=True):
     """Body at level `clients`."""
+
+    coupling: Any = None
+    speculation: Any = None
 
 
 class JsonFormat(Struct):

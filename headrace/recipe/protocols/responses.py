@@ -55,7 +55,7 @@ from headrace.recipe.protocols.responses_tools import (
     read_tools,
 )
 from headrace.recipe.protocols.responses_wire import WireResponses, WireText
-from headrace.recipe.protocols.sampling import resolve_sampling, shortest_f32
+from headrace.recipe.protocols.sampling import draft_fields, resolve_sampling, shortest_f32
 from headrace.recipe.protocols.schema import check_response_schema, has_definitions
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import (
@@ -328,7 +328,7 @@ def _sampling(
     # clients: include-logprobs
     asked = not options.official and _includes(wire, LOGPROBS_INCLUDE)
     try:
-        return resolve_sampling(
+        inference = resolve_sampling(
             version=version,
             thinking=thinking,
             with_tools=with_tools,
@@ -343,6 +343,8 @@ def _sampling(
         if error.param == "max_tokens":
             error.param = "max_output_tokens"
         raise
+    extra = {} if options.official else draft_fields(wire.coupling, wire.speculation)
+    return replace(inference, extra=extra) if extra else inference
 
 
 def _includes(wire: WireResponses, name: str) -> bool:

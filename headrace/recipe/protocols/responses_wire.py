@@ -129,3 +129,5 @@ class WireResponses(Struct, kw_only=True):
     truncation: Any = None
     thinking: Any = None
     chat_template_kwargs: Any = None
+    coupling: Any = None
+    speculation: Any = None

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
-from headrace.core.sampling import MAX_CHOICES
+from headrace.core.sampling import MAX_CHOICES, SamplingParams
 from headrace.errors import ContextTooLong, InvalidRequest
 from headrace.recipe.conversation import Conversation
 from headrace.recipe.converted import InferenceOptions
@@ -97,6 +98,16 @@ def check_stops(stop: str | list[str] | None, name: str = "stop") -> tuple[str, 
         if not text:
             raise InvalidRequest(f"Invalid 'stop[{index}]': {_EMPTY}", param=f"{name}[{index}]")
     return tuple(stop)
+
+
+def draft_fields(coupling: object, speculation: object) -> dict[str, Any]:
+    """clients: sampling-fields. How drafts are used, in all protocols; what is not given is left
+    out. Raises InvalidRequest naming the field and its values."""
+    if coupling is None and speculation is None:
+        return {}
+    params: Any = SamplingParams(coupling=coupling, speculation=speculation)  # type: ignore[arg-type]  # checked there
+    given = {"coupling": params.coupling, "speculation": params.speculation}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def resolve_max_tokens(

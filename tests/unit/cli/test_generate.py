@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,8 +18,9 @@ import pytest
 from headrace.cli.generate_run import GenerateOptions, generate
 from headrace.cli.main import main
 from headrace.cli.prompt_file import PromptOptions
-from headrace.core.sampling import SamplingParams
+from headrace.core.sampling import Coupling, SamplingParams
 from headrace.errors import CheckpointError, ConfigError, InvalidRequest, OutputError
+from headrace.model.tiny import write_tiny
 from headrace.recipe import Tokenizer
 from tests.unit.cli import generate_fakes as fakes
 from tests.unit.cli.generate_fakes import TEXT, Case
@@ -531,6 +534,54 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
         error = answer["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "at least" in error["message"]
+
+
+def test_a_line_may_say_how_drafts_are_used(case: Case) -> None:
+    case.write(
+        {"prompt": "a"},
+        {"prompt": "a", "coupling": "maximal", "speculation": "fixed:2"},
+        {"prompt": "a", "coupling": "both"},
+        {"prompt": "a", "speculation": ["off"]},
+    )
+    engine = case.engine()
+    flags = PromptOptions(SamplingParams(coupling=Coupling.GUMBEL))
+    assert case.run(engine, prompts=flags) == 1
+    plain, own = (request.sampling for request in engine.requests)
+    assert (plain.coupling, plain.speculation) == (Coupling.GUMBEL, None)
+    assert (own.coupling, own.speculation) == (Coupling.MAXIMAL, "fixed:2")
+    lines = [json.loads(line) for line in case.output.read_text().splitlines()]
+    errors = [line["error"]["message"] for line in lines if "error" in line]
+    assert ['"gumbel", "maximal"' in text for text in errors] == [True, False]
+    assert ['"off", "adaptive" or "fixed:K"' in text for text in errors] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--speculation", "fixed:4"], "--speculation .* block has 3"),
+        (["--speculation", "often"], '--speculation.* "off", "adaptive" or "fixed:K"'),
+        (["--coupling", "both"], "gumbel"),
+        (["--speculation", "fixed:3", "--coupling", "maximal"], None),
+        (["--speculation", "off"], None),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_flags_say_how_drafts_are_used(
+    command: str,
+    flags: list[str],
+    text: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_tiny(tmp_path / "model", preset="tiny-8", seed=1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    prompt = ["Hello"] if command == "generate" else ["--no-thinking"]
+    arguments = [command, str(tmp_path / "model"), *prompt, "--max-tokens", "3", *flags]
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert (caught.value.code == 0) == (text is None)
+    assert re.search(text or "", capsys.readouterr().err)
 
 
 def test_top_k_0_is_off_in_a_line_as_in_a_flag(case: Case) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine import engine as engine_module
 from headrace.engine.engine import Engine
 from headrace.engine.load import load_engine
+from headrace.engine.plan import StepPlan
 from headrace.engine.speculation.controller import Controller
 from headrace.engine.speculation.drafts import DraftRequest, Proposal
 from headrace.errors import ConfigError, InternalError, InvalidRequest
@@ -38,7 +40,14 @@ CONFIG = EngineConfig(
 )
 FREE = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
 MODES = [
-    (overlap, policy) for overlap in (False, True) for policy in ("off", "fixed:5", "adaptive")
+    (overlap, policy, kind)
+    for overlap in (False, True)
+    for policy, kind in (
+        ("off", "perfect"),
+        ("fixed:5", "perfect"),
+        ("fixed:5", "mixed"),
+        ("adaptive", "mixed"),
+    )
 ]
 
 
@@ -67,17 +76,21 @@ def plain(requests: Sequence[Request]) -> tuple[list[TokenChunk], list[tuple[int
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[TokenChunk]:
-    """All chunks, by request, choice and index."""
+    """All chunks, by request, choice and index, without counts of drafts."""
     for request in requests:
         engine.add(request)
     chunks: list[TokenChunk] = []
     while engine.has_work():
-        chunks += engine.step()
+        chunks += map(uncounted, engine.step())
     return sorted(chunks, key=lambda chunk: (chunk.request_id, chunk.choice, chunk.index))
 
 
-@pytest.mark.parametrize(("overlap", "policy"), MODES)
-def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str) -> None:
+def uncounted(chunk: TokenChunk) -> TokenChunk:
+    return replace(chunk, accepted_drafts=0, rejected_drafts=0)
+
+
+@pytest.mark.parametrize(("overlap", "policy", "kind"), MODES)
+def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str, kind: str) -> None:
     """Log probabilities of both kinds, of prompts, choices, penalties, several chunks."""
     requests = [
         Request("prompt", ids(150, 1), replace(FREE, prompt_logprobs=2, logprobs=1)),
@@ -88,7 +101,7 @@ def test_every_field_of_the_chunks_is_the_same(overlap: bool, policy: str) -> No
         Request("minimum", ids(3, 6), replace(FREE, ignore_eos=False, min_tokens=12)),
     ]
     wanted, known = plain(requests)
-    assert run(engine(overlap, policy, known), requests) == wanted
+    assert run(engine(overlap, policy, known, kind), requests) == wanted
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -100,9 +113,19 @@ def test_choices_fork_from_a_prompt_whose_drafts_are_in_flight(
     requests = [Request("a", ids(length, length), replace(FREE, n=4)) for length in (20,)]
     wanted, known = plain(requests)
     made = engine(overlap, "fixed:5", known)
+    copies: list[list[int]] = []
+    launch = made.scheduler.launch
+
+    def seen(plan: StepPlan) -> None:
+        copies.extend(plan.slot_copies.tolist())
+        launch(plan)
+
+    monkeypatch.setattr(made.scheduler, "launch", seen)
     assert run(made, requests) == wanted
     stats = made.stats()
     assert made.scheduler.forks == 3
+    # Each is copied once, also while the step that copies it is in flight.
+    assert len(copies) == len({child for _, child in copies}) == 3
     assert len(stats.accepted_drafts) == 5
 
 
@@ -185,7 +208,7 @@ def test_a_drafter_that_fails_loses_nothing(overlap: bool) -> None:
     failures = 0
     while made.has_work():
         try:
-            chunks += made.step()
+            chunks += map(uncounted, made.step())
         except MemoryError:
             failures += 1
     assert failures == 1
@@ -271,3 +294,55 @@ def test_confidences_have_the_temperatures_of_the_checkpoint(
     z = np.full((1, len(divisors)), 3.0)
     expected = 1 / (1 + np.exp(-3.0 / np.array(divisors)))
     assert made[0].confidences(z)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", ["perfect", "mixed", "wrong"])
+def test_the_last_chunk_counts_the_drafts_of_its_answer(kind: str, overlap: bool) -> None:
+    """Over preemptions and choices; what follows an end in its run is in no answer."""
+    requests = [Request(str(n), ids(20, n), replace(FREE, seed=n, n=1 + n % 2)) for n in range(4)]
+    _, known = plain(requests)
+    (free,) = (tokens[20:] for tokens in known if tokens[:20] == requests[0].prompt_token_ids)
+    # A stop token in the middle of a later run of a perfect drafter, where 1 .. 6 are the first.
+    place = next(p for p in (8, 9, 10, 14, 15, 16) if free[p] not in free[:p])
+    stopped = replace(requests[0].sampling, stop_token_ids=(free[place],))
+    requests[0] = replace(requests[0], sampling=stopped)
+    made = engine(overlap, "fixed:5", known, kind)
+    for request in requests:
+        made.add(request)
+    got: dict[tuple[str, int], int] = {}
+    runs: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[str, int], TokenChunk] = {}
+    for step in itertools.count():
+        chunks = list(made.step())
+        for chunk in chunks:
+            name = chunk.request_id, chunk.choice
+            got[name] = got.get(name, 0) + len(chunk.tokens)
+            if chunk.finish is None:
+                assert chunk == uncounted(chunk)
+            else:
+                ends[name] = chunk
+        for name in {(chunk.request_id, chunk.choice) for chunk in chunks}:
+            runs[name] = runs.get(name, 0) + 1
+        if step == 3:
+            made.scheduler.preempt("1", 0.0)
+        if not made.has_work():
+            break
+    for name, end in ends.items():
+        # A run has one token that was no draft, unless the answer ended before it.
+        assert end.accepted_drafts - (got[name] - runs[name]) in (0, 1), name
+        assert (end.accepted_drafts == 0) == (kind == "wrong")
+        assert (end.rejected_drafts > 0) or kind != "wrong"
+    if kind == "perfect":
+        assert got["0", 0] == place + 1
+        whole, part = divmod(place - 1, 6)
+        assert ends["0", 0].accepted_drafts == 5 * whole + part + 1
+        assert ends["0", 0].rejected_drafts == 5 - part - 1
+    stats = made.stats()
+    counted = sum(end.accepted_drafts + end.rejected_drafts for end in ends.values())
+    assert len(ends) == 6 and stats.preemptions > 0
+    assert counted == sum(stats.verified_drafts) > 0
+    assert sum(end.accepted_drafts for end in ends.values()) <= sum(stats.accepted_drafts)
+    assert stats.judged_drafts[0] == stats.verified_drafts[0] <= stats.draft_rounds
+    assert stats.drafted_tokens % 5 == 0
+    assert stats.drafted_tokens >= counted

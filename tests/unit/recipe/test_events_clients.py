@@ -10,7 +10,7 @@ from openai.types.responses import Response
 
 from headrace.core.output import TokenLogprobs
 from headrace.errors import EngineLost, Overloaded
-from headrace.recipe.chunks import Chunk, EngineFinish, Finish, Ready, Text, Tokens
+from headrace.recipe.chunks import Chunk, DraftCounts, EngineFinish, Finish, Ready, Text, Tokens
 from headrace.recipe.options import ConvertOptions, Level
 from headrace.recipe.protocols.convert import convert
 from tests.unit.recipe import golden
@@ -54,6 +54,30 @@ def test_usage_that_was_not_asked_for_rides_on_the_last_chunk(asked: bool | None
     events, _ = both("chat", body("chat", **more), answer("a"))
     assert ["usage" in event for event in events] == [False, False, True]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_usage_counts_drafts(thinking: bool) -> None:
+    text = "r</think>a" if thinking else "a"
+    chunks = [READY, Text(text, 5), Finish(EngineFinish.STOP, 0, DraftCounts(3, 2))]
+    events, response = both("chat", body("chat", thinking=thinking), chunks)
+    for usage in (events[-1]["usage"], response["usage"]):
+        details = usage["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == 3
+        assert details["rejected_prediction_tokens"] == 2
+    _, response = both("chat", body("chat", thinking=thinking), chunks, Level.OFFICIAL)
+    assert "prediction" not in json.dumps(response)
+    _, response = both("chat", body("chat", thinking=thinking), answer(text))
+    assert "prediction" not in json.dumps(response)
+
+
+def test_drafts_of_all_choices_are_counted_together() -> None:
+    made = stream("chat", {**body("chat"), "n": 2})
+    for choice, drafts in ((0, DraftCounts(3, 2)), (1, DraftCounts(1, 5))):
+        for chunk in (READY, Text("a", 5), Finish(EngineFinish.STOP, 0, drafts)):
+            made.push(chunk, choice)
+    details = json.loads(made.response())["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 7}
 
 
 def test_deltas_have_no_empty_keys() -> None:

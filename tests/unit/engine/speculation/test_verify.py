@@ -178,6 +178,26 @@ def test_maximal_rows_accept_what_the_same_drafter_draws() -> None:
     assert np.allclose(agreement[random], 1.0, atol=1e-6)
 
 
+def test_drafts_are_drawn_with_the_numbers_of_position_and_anchor() -> None:
+    """`maximal`: other numbers for the same position in another round; `gumbel`: the target's own,
+    whatever the round and the place in it."""
+    count = 64
+    flat = torch.zeros(count, VOCAB)
+    drawn: dict[tuple[Coupling, int], np.ndarray] = {}
+    for coupling in Coupling:
+        state = state_of([Row(SamplingParams(coupling=coupling), n) for n in range(count)], VOCAB)
+        table = np.arange(1, count + 1)
+        for anchor in (29, 30):
+            picker = draft_picker(state, table, np.full(count, anchor + 1))
+            places = 32 - anchor  # up to the draft of position 32, in both rounds
+            drawn[coupling, anchor] = [picker(place, flat) for place in range(places)][-1].numpy()
+        at_target = sample(flat, state, table, np.full(count, 32)).tokens
+        same = {anchor: int((drawn[coupling, anchor] == at_target).sum()) for anchor in (29, 30)}
+        assert same == {29: count, 30: count} if coupling == "gumbel" else max(same.values()) < 9
+    again = drawn[Coupling.MAXIMAL, 29] == drawn[Coupling.MAXIMAL, 30]
+    assert again.sum() < 9
+
+
 def test_rows_see_the_drafts_before_them() -> None:
     """Edits of row j are those of the reference behind drafts 1 .. j; the state stays."""
     params = SamplingParams(
