@@ -1,8 +1,9 @@
 """Rules of an answer -> the `GrammarSpec` that the engine enforces.
 
 Contract: reasoning is free, what follows it is bound. A form is bound from the end of the reasoning
-(from the first token where there is none); a call that has to come, too; calls that may come are
-bound once their markup has begun. Called by the codec, which knows the ids of control tokens.
+(from the first token where there is none); a call that has to come, too: their answers cannot end
+in the reasoning. Calls that may come are bound once their markup has begun. Called by the codec,
+which knows the ids of control tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def grammar_spec(rules: AnswerRules, start: AnswerStart, markup: Markup) -> Gram
         bound = markup.dsml if start.thinking else None
         return GrammarSpec(GrammarKind.LARK, _calls(rules, markup, top), trigger, bound)
     if form is None:
-        return GrammarSpec(GrammarKind.LARK, _calls(rules, markup, "opened"), (markup.dsml,))
+        text = _calls(rules, markup, "opened")
+        return GrammarSpec(GrammarKind.LARK, text, (markup.dsml,), required=False)
     # Calls or an answer of the form: which one shows only at the end of the reasoning, and a call
     # may also end it, so that the grammar holds from the first token.
     text = _calls_or_form(rules, form, markup, start.thinking_end if start.thinking else None)

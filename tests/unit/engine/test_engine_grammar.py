@@ -202,9 +202,35 @@ def test_a_grammar_after_thinking_leaves_the_thinking_free() -> None:
     assert len(set(free)) > 30
 
 
+@pytest.mark.parametrize("bias", [0.0, 20.0])
+def test_no_answer_ends_before_a_grammar_that_is_required(bias: float) -> None:
+    """However much the model wants to end; stop tokens and stop strings of the request still do."""
+    (end, stop) = Letters().encode("@z")
+    spec = replace(DIGITS, trigger_token_ids=(end,))
+    params = SamplingParams(grammar=spec, max_tokens=60, logit_bias={EOS: bias})
+    finished = 0
+    for output in run(make(), *(replace(params, seed=seed) for seed in range(30))):
+        _, mark, answer = output.text.partition("@")
+        if output.finish is FinishReason.STOP:
+            finished += 1
+            assert mark and re.fullmatch("[0-9]{3,6}", answer)
+        else:
+            assert output.finish is FinishReason.LENGTH
+            assert EOS not in output.token_ids
+    assert finished > 3
+    likely = replace(params, logit_bias={EOS: 20.0, stop: 20.0}, temperature=1.0, seed=1)
+    for changes in ({"stop_token_ids": (stop,)}, {"stop": ("z",)}):
+        (output,) = run(make(), replace(likely, **changes))
+        assert (output.finish, output.stop) == (FinishReason.STOP, next(iter(changes.values()))[0])
+        assert "@" not in output.text
+    free = replace(params, grammar=replace(spec, required=False), logit_bias={EOS: 100.0})
+    assert run(make(), free)[0].token_ids == (EOS,)
+
+
 def test_an_opened_call_is_bound_also_where_no_call_was_asked_for() -> None:
     """SO-3: free text; once the mark is out, the rest follows the grammar."""
-    spec = GrammarSpec(GrammarKind.REGEX, "[0-9]{2}/[0-9]z", tuple(Letters().encode("x")))
+    mark_ids = tuple(Letters().encode("x"))
+    spec = GrammarSpec(GrammarKind.REGEX, "[0-9]{2}/[0-9]z", mark_ids, required=False)
     opened = 0
     for output in answers(spec, 150):
         _, mark, call = output.text.partition("x")
@@ -417,6 +443,7 @@ def test_triggers_outside_the_vocabulary_are_refused(changes: dict[str, Any]) ->
         (("regex", "a", tuple(range(MAX_TRIGGER_TOKENS + 1))), "list of at most"),
         (("regex", "a", (), 4), "needs trigger_token_ids"),
         (("regex", "a", (4,), 2**2000), "must be token ids"),
+        (("regex", "a", (4,), None, 1), "required must be true or false"),
     ],
 )
 def test_specs_are_checked_where_they_are_built(arguments: tuple[Any, ...], text: str) -> None:
