@@ -42,6 +42,9 @@ def commit_shares(
     """Take the tokens of the shares that are `valid` (bool [B])."""
     table = desk.table
     sampled = plan.rows[plan.samples]
+    if result.forced is not None:
+        counted = valid[plan.samples]
+        table.forced[sampled[counted]] = result.forced[counted]
     counts = np.ones(sampled.size, dtype=np.int64) if result.counts is None else result.counts
     owner = np.arange(sampled.size).repeat(counts)
     place = np.arange(owner.size) - (counts.cumsum() - counts)[owner]

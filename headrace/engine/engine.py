@@ -57,6 +57,9 @@ __all__ = ["Engine", "EngineStats"]
 # than they save, on a busy machine thirty times as much.
 SMALL_HIDDEN = 1024
 
+# Tokens of one request that a step takes because its grammar forces them; each has a row of logits.
+MAX_FORCED = 16
+
 # How long an engine with nothing else to do waits for a grammar, before it looks for commands.
 GRAMMAR_WAIT_S = 0.005
 
@@ -275,6 +278,7 @@ class Engine:
             self._controller.confidences,
             num_rows=capacity.num_slots,
             max_tokens=capacity.max_model_len,
+            max_forced=MAX_FORCED if self.config.jump_forward else 0,
             max_ngram=model.max_ngram,
             row_multiple=INVARIANT_ROW_MULTIPLE if invariant else 1,
         )

@@ -32,7 +32,7 @@ class EngineStats:
     seconds from arrival to them; prefills and decodes that have ended with their seconds (from
     admission to the first token, and from there to the end); prefix_hit_tokens + prefix_miss_tokens
     = prompt tokens of first admissions; replayed_rows; verified_drafts, accepted_drafts: by place
-    in their block, the first draft first.
+    in their block, the first draft first; forced_tokens: taken without a step of their own.
     """
 
     waiting: int
@@ -63,6 +63,7 @@ class EngineStats:
     replayed_rows: int = 0
     verified_drafts: tuple[int, ...] = ()
     accepted_drafts: tuple[int, ...] = ()
+    forced_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Counters:
     replayed_rows: int = 0
     verified_drafts: tuple[int, ...] = ()
     accepted_drafts: tuple[int, ...] = ()
+    forced_tokens: int = 0
     by_code: dict[int, int] = field(default_factory=dict)
 
     def admitted(self, sequence: Sequence, found: Resume, now: float) -> None:
@@ -116,6 +118,11 @@ class Counters:
             self.computed_tokens += int(verified.sum())
             self.verified_drafts = _added(self.verified_drafts, verified)
             self.accepted_drafts = _added(self.accepted_drafts, accepted)
+
+    def count_forced(self, tokens: int) -> None:
+        """Forced tokens of one step."""
+        self.computed_tokens += tokens
+        self.forced_tokens += tokens
 
     def preempted(self, sequence: Sequence, now: float) -> None:
         """A sequence gave way; it waits from now on."""

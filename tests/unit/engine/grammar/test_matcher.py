@@ -290,7 +290,7 @@ def test_a_fork_starts_from_the_prompt() -> None:
     assert by_index(rows.masks(np.array([1, 2])))[1] == by_index(rows_with(YES_NO).masks(one()))[0]
 
 
-def test_forced_runs_end_at_the_first_choice_and_at_eos() -> None:
+def test_forced_runs_end_at_the_first_choice_and_before_eos() -> None:
     spec = GrammarSpec(
         GrammarKind.LARK, f"start: <[{A}]> <[{B}]> (<[{C}]> | <[{D}]>) <[{A}]>", (D,), D
     )
@@ -300,7 +300,8 @@ def test_forced_runs_end_at_the_first_choice_and_at_eos() -> None:
     assert rows.forced(3, 9) == [A, B]
     assert rows.forced(3, 1) == [A]
     rows.commit(one(), np.array([3]), np.array([A, B, C]))
-    assert rows.forced(3, 9) == [A, EOS]
+    assert rows.forced(3, 9) == [A]
+    assert by_index(rows.masks(one())) == {0: [A]}  # nothing has moved
     rows.commit(one(), np.array([2]), np.array([A, EOS]))
     assert rows.forced(3, 9) == []
     assert rows.forced(4, 9) == []
