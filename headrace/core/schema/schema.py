@@ -4,7 +4,7 @@ Contract: `check_schema_form` reads a schema keyword by keyword. What it returns
 texts that the schema allows, up to order of properties (docs/structured-output.md); what cannot be
 enforced exactly, contradicts itself, never ends or is too large raises InvalidRequest with the path
 of the keyword. In mode LOOSE it is left out instead. Annotations are dropped, patterns and formats
-are in plain form, references are `#/$defs/N`. Called by
+are in plain form, references are `#/$defs/N`. Called by `normal.py` and
 `recipe/grammar`.
 """
 

@@ -40,19 +40,21 @@ def grammar_spec(rules: AnswerRules, start: AnswerStart, markup: Markup) -> Gram
     trigger = (start.thinking_end,) if start.thinking else ()
     form = rules.format
     if rules.tools is None:
-        return None if form is None else GrammarSpec(form.kind, form.text, trigger)
+        return None if form is None else GrammarSpec(form.kind, form.text, trigger, checked=True)
     if rules.required:
         top = "inside" if start.in_calls else "block"
         # A call that the model begins in its reasoning is moved behind it.
         bound = markup.dsml if start.thinking else None
-        return GrammarSpec(GrammarKind.LARK, _calls(rules, markup, top), trigger, bound)
+        return GrammarSpec(
+            GrammarKind.LARK, _calls(rules, markup, top), trigger, bound, checked=True
+        )
     if form is None:
         text = _calls(rules, markup, "opened")
-        return GrammarSpec(GrammarKind.LARK, text, (markup.dsml,), required=False)
+        return GrammarSpec(GrammarKind.LARK, text, (markup.dsml,), required=False, checked=True)
     # Calls or an answer of the form: which one shows only at the end of the reasoning, and a call
     # may also end it, so that the grammar holds from the first token.
     text = _calls_or_form(rules, form, markup, start.thinking_end if start.thinking else None)
-    return GrammarSpec(GrammarKind.LARK, text)
+    return GrammarSpec(GrammarKind.LARK, text, checked=True)
 
 
 @lru_cache(maxsize=_REMEMBERED)

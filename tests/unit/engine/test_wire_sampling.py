@@ -41,7 +41,7 @@ EVERYTHING = SamplingParams(
     prompt_logprobs=2,
     coupling=Coupling.MAXIMAL,
     grammar=GrammarSpec(
-        GrammarKind.REGEX, "a+", trigger_token_ids=(5, 6), bound_token_id=7, required=False
+        GrammarKind.REGEX, "a+", (5, 6), bound_token_id=7, required=False, checked=True
     ),
 )
 
