@@ -43,11 +43,13 @@ def normal_lark(text: str, path: str) -> str:
     end = 0
     for found in _EMBEDDED.finditer(text):
         start = found.end()
+        if start < end:
+            continue  # in a text of the schema before
         try:
             value, after = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue  # the library cannot read it either, or it is no schema: a literal, a comment
-        if start < end or not value:
+        if not value:
             continue
         schema = text[start:after]
         try:
