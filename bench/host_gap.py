@@ -117,7 +117,8 @@ class Device:
         verified = np.zeros(count, dtype=np.int64)
         verified[: plan.decodes] = plan.drafts.most
         accepted = np.minimum(self._random.integers(0, DRAFTS + 1, count), verified)
-        report = DraftReport(verified, accepted, np.zeros((count, DRAFTS)))
+        forced = np.zeros_like(verified)
+        report = DraftReport(verified, accepted, np.zeros((count, DRAFTS)), forced)
         tokens = np.full(int((accepted + 1).sum()), 17, dtype=np.int64)
         return StepResult(tokens, counts=accepted + 1, drafts=report)
 

@@ -26,6 +26,7 @@ def command(
     max_num_seqs: Integer | None = None,
     max_num_batched_tokens: Integer | None = None,
     threads: Integer | None = None,
+    jump_forward: Annotated[bool | None, Parameter(negative="--no-jump-forward")] = None,
     thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
     max_body_bytes: Integer | None = None,
     max_requests: Integer | None = None,
@@ -78,6 +79,9 @@ def command(
         Tokens of one step of the engine, all requests together (512).
     threads: int
         CPU threads of the operators (default: 1 for small models, else all physical cores).
+    jump_forward: bool
+        Whether tokens that a schema or grammar forces are computed in one step instead of one each
+        (yes); answers are the same.
     thinking: bool
         Whether the model thinks before it answers when a request does not say (yes).
     max_body_bytes: int
@@ -114,6 +118,7 @@ def command(
         "engine.max_num_seqs": max_num_seqs,
         "engine.max_num_batched_tokens": max_num_batched_tokens,
         "engine.threads": threads,
+        "engine.jump_forward": jump_forward,
     }
     renamed = {"server.api_keys": "--api-key", "server.default_thinking_mode": "--thinking"}
     with naming_flags(flags_of(overrides, renamed)):

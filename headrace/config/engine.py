@@ -18,7 +18,14 @@ REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
-FLAGS = ("kv_quant", "act_quant", "batch_invariant", "deterministic", "prefix_cache")
+FLAGS = (
+    "kv_quant",
+    "act_quant",
+    "batch_invariant",
+    "deterministic",
+    "prefix_cache",
+    "jump_forward",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,8 @@ class EngineConfig:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
     None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
     the next step is planned while one runs; None: not on a CPU, where both would share the cores.
+    jump_forward: tokens that a grammar forces are computed together, not one a step; changes no
+    token.
     grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
     "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
     grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
@@ -75,6 +84,7 @@ class EngineConfig:
     speculation: str | None = None
     draft_length: int | None = None
     overlap: bool | None = None
+    jump_forward: bool = True
     grammar_backend: str = "llguidance"
     grammar_cache_bytes: int = 256 * 2**20
     grammar_cache_dir: str | None = None

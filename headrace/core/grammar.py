@@ -34,13 +34,18 @@ class GrammarSpec:
     text: by `kind`. trigger_token_ids: generation is free until this sequence has appeared
     completely, the grammar holds for all that follows; (): it holds from the first token.
     bound_token_id: once this token is drawn in the free part, the rest of the trigger is forced
-    token by token, and the grammar follows.
+    token by token, and the grammar follows. required: EOS is masked until the trigger has come, so
+    that no answer ends without the grammar; False: it may end before. Stop tokens and stop strings
+    of the request end it anywhere. checked: schemas in `text` are in the normal form of
+    `core/schema`, as the protocol layer writes them; leave it out, and the engine sees to that.
     """
 
     kind: GrammarKind
     text: str = ""
     trigger_token_ids: tuple[int, ...] = ()
     bound_token_id: int | None = None
+    required: bool = True
+    checked: bool = False
 
     def __post_init__(self) -> None:
         self._check_text()
@@ -62,6 +67,9 @@ class GrammarSpec:
                 "grammar.bound_token_id needs trigger_token_ids, the tokens that it forces.",
                 param="grammar",
             )
+        for name in ("required", "checked"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"grammar.{name} must be true or false.", param="grammar")
         object.__setattr__(self, "trigger_token_ids", ids)
 
     def _check_text(self) -> None:

@@ -331,6 +331,10 @@ class Admission:
         """Count what a committed step verified and drafted."""
         self._counters.count_drafts(rounds, verified, drafted)
 
+    def count_forced(self, tokens: int) -> None:
+        """Count forced tokens that were computed ahead of their turn."""
+        self._counters.count_forced(tokens)
+
     def bind(self, row: int) -> None:
         """Offer the full blocks that a row has computed to the prefix cache."""
         table = self.table

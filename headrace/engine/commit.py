@@ -42,6 +42,9 @@ def commit_shares(
     """Take the tokens of the shares that are `valid` (bool [B])."""
     table = desk.table
     sampled = plan.rows[plan.samples]
+    if result.forced is not None:
+        counted = valid[plan.samples]
+        table.forced[sampled[counted]] = result.forced[counted]
     counts = np.ones(sampled.size, dtype=np.int64) if result.counts is None else result.counts
     owner = np.arange(sampled.size).repeat(counts)
     place = np.arange(owner.size) - (counts.cumsum() - counts)[owner]
@@ -56,7 +59,9 @@ def commit_shares(
         verified = np.where(valid[plan.samples], result.drafts.verified, 0)
         table.verified_drafts[sampled] += verified
         # What follows an end in its run was accepted, but is in no answer.
-        table.accepted_drafts[sampled] += np.minimum(result.drafts.accepted, in_answer)
+        table.accepted_drafts[sampled] += np.clip(
+            in_answer - result.drafts.forced, 0, result.drafts.accepted
+        )
     if kept.size < owner.size:
         result = selected(result, kept)
         owner, position, codes = owner[kept], position[kept], codes[kept]

@@ -22,11 +22,13 @@ from functools import partial
 import numpy as np
 
 from headrace.config import EngineConfig
+from headrace.core.grammar import GrammarSpec
 from headrace.core.kv import GroupKind, KVGroupSpec
 from headrace.core.protocols import Tokenizer
 from headrace.core.request import Request
 from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
+from headrace.core.schema.normal import normal_spec
 from headrace.core.speculation import Policy
 from headrace.engine.capacity import Capacity, plan_capacity
 from headrace.engine.executor import Executor, Order
@@ -56,6 +58,9 @@ __all__ = ["Engine", "EngineStats"]
 # Products of narrower models are too small to share: threads that wait for each other cost more
 # than they save, on a busy machine thirty times as much.
 SMALL_HIDDEN = 1024
+
+# Tokens of one request that a step takes because its grammar forces them; each has a row of logits.
+MAX_FORCED = 16
 
 # How long an engine with nothing else to do waits for a grammar, before it looks for commands.
 GRAMMAR_WAIT_S = 0.005
@@ -155,12 +160,12 @@ class Engine:
         """Queue a request; its choice i has the returned number + i in the outputs.
 
         Raises InvalidRequest (empty prompt, id outside the vocabulary, id of the request in use,
-        what the sampler cannot do), ContextTooLong, Overloaded.
+        what the sampler cannot do, a schema that cannot be enforced), ContextTooLong, Overloaded.
         """
         # Numbered from 1: number 0 gives the engine's own seed, whatever came before.
         place = 0 if self.config.deterministic else self._added + 1
         new = self._checked(request, choice_seed(self._seed, place))
-        ticket = self._grammars.open(request.sampling.grammar)
+        ticket = self._grammars.open(_normal(request.sampling))
         waits = ticket is not None and not ticket.done
         new = replace(
             new, payload=(*new.payload, ticket), waits_for=(GRAMMAR_EVENT,) if waits else ()
@@ -275,6 +280,7 @@ class Engine:
             self._controller.confidences,
             num_rows=capacity.num_slots,
             max_tokens=capacity.max_model_len,
+            max_forced=MAX_FORCED if self.config.jump_forward else 0,
             max_ngram=model.max_ngram,
             row_multiple=INVARIANT_ROW_MULTIPLE if invariant else 1,
         )
@@ -305,7 +311,7 @@ class Engine:
         params = request.sampling
         prompt = _token_ids(request.prompt_token_ids, self.spec.vocab_size)
         self._sampler.check(params)
-        self._grammars.check(params.grammar)
+        self._grammars.check(_normal(params))
         eos = () if params.ignore_eos else (self.spec.eos_id,)
         return NewRequest(
             request_id=request.request_id,
@@ -377,6 +383,11 @@ def run_now(task: Callable[[], StepResult]) -> Future[StepResult]:
     except BaseException as error:
         future.set_exception(error)
     return future
+
+
+def _normal(params: SamplingParams) -> GrammarSpec | None:
+    """The grammar of a request, fit for a library. Raises InvalidGrammar."""
+    return None if params.grammar is None else normal_spec(params.grammar)
 
 
 def _check_operators(config: EngineConfig, model: ModelLike) -> None:

@@ -67,13 +67,14 @@ class _Sampling:
     """Rows of a step that draw: S requests, T logit rows.
 
     live: bool [S of the plan], which of its sampling rows still run; the rest is of those. rows:
-    int64 [S]. drafts: int64 [S], drafts to verify. owner, place: int64 [T], whose row it is and
-    which of its rows.
+    int64 [S]. drafts: int64 [S], drafts to verify; forced: how many of them are forced. owner,
+    place: int64 [T], whose row it is and which of its rows.
     """
 
     live: Flags
     rows: Ints
     drafts: Ints
+    forced: Ints
     owner: Ints
     place: Ints
 
@@ -97,16 +98,19 @@ class Executor:
         *,
         num_rows: int,
         max_tokens: int,
+        max_forced: int,
         max_ngram: int,
         row_multiple: int,
     ) -> None:
         """confidences: of drafts, from their features. num_rows: of the request table. max_tokens:
-        of one request. max_ngram, row_multiple: see `build_batch`."""
+        of one request. max_forced: forced tokens of a request that one step takes. max_ngram,
+        row_multiple: see `build_batch`."""
         self._runner = runner
         self._sampler = sampler
         self._grammars = grammars
         self._drafter = drafter
         self._confidences = confidences
+        self._max_forced = max_forced
         self._max_ngram = max_ngram
         self._row_multiple = row_multiple
         # Behind the known tokens of a row lie the drafts that are being verified.
@@ -115,7 +119,8 @@ class Executor:
         self._length: Ints = np.zeros(num_rows, dtype=np.int64)
         self._limit: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: ended
         self._wanted: Ints = np.zeros(num_rows, dtype=np.int64)
-        self._pool = DraftPool(num_rows, 0 if drafter is None else drafter.length)
+        length = 0 if drafter is None else drafter.length
+        self._pool = DraftPool(num_rows, length, max_forced)
         self._broken = False
 
     # --- rows --------------------------------------------------------------------------------
@@ -214,15 +219,17 @@ class Executor:
         owner = np.arange(drafts.size).repeat(drafts + 1)
         place = np.arange(owner.size) - ((drafts + 1).cumsum() - drafts - 1)[owner]
         self._feed(plan.rows[draws], drafts)
-        return shares, _Sampling(live[plan.samples], plan.rows[draws], drafts, owner, place)
+        forced = np.minimum(drafts, self._pool.forced[plan.rows[draws]])
+        return shares, _Sampling(live[plan.samples], plan.rows[draws], drafts, forced, owner, place)
 
     def _lengths(self, rows: Ints, planned: PlannedDrafts, room: Ints) -> Ints:
         """Drafts that each of `rows` verifies, int64 [n]; the last token needs no drafts."""
-        newest = survivals(self._confidences(self._pool.features[rows]))
-        newest[self._pool.count[rows] == 0] = 0.0
-        lengths = planned.decision.lengths(newest)
-        most = np.minimum(planned.most, np.maximum(room, 0))
-        return np.minimum(np.minimum(lengths, most), self._pool.count[rows])
+        pool = self._pool
+        newest = survivals(self._confidences(pool.features[rows]))
+        newest[np.arange(newest.shape[1]) >= pool.count[rows, None]] = 0.0
+        lengths = np.minimum(planned.decision.lengths(newest), pool.count[rows])
+        lengths = np.maximum(lengths, np.minimum(planned.forced, pool.forced[rows]))
+        return np.minimum(lengths, np.minimum(planned.most, np.maximum(room, 0)))
 
     def _feed(self, rows: Ints, drafts: Ints) -> None:
         """Put drafts behind the known tokens, where the batch is built from."""
@@ -261,11 +268,17 @@ class Executor:
         starts = (counts.cumsum() - counts).tolist()
         chunks = {starts[place]: records for place, records in prompts.items()}
         result = StepResult(tokens, ended, logprobs, chunks or None, errors)
+        if len(self._grammars) or plan.drafts is not None:
+            self._pool.clear(sampling.rows)
+        if len(self._grammars):
+            result.forced = np.zeros(sampling.live.size, dtype=np.int64)
+            result.forced[sampling.live] = self._force(sampling.rows)
         if plan.drafts is not None:
             features = self._draft(sampling.rows, plan.drafts.decision.draft)
             result.drafts = _report(sampling, verified.accepted, features)
             result.drafts.sampler_s = sampler_s
-            result.drafts.drafted = int(self._pool.count[sampling.rows].sum())
+            drafted = self._pool.count[sampling.rows] - self._pool.forced[sampling.rows]
+            result.drafts.drafted = int(drafted.sum())
         if plan.drafts is not None or not sampling.live.all():
             result.counts = np.zeros(sampling.live.size, dtype=np.int64)
             result.counts[sampling.live] = counts
@@ -318,21 +331,31 @@ class Executor:
         if ended:
             self._limit[row[list(ended)]] = 0
 
+    def _force(self, rows: Ints) -> Ints:
+        """Find the tokens that grammars force next; how many for each of `rows`, int64 [S]."""
+        room = np.minimum(self._limit[rows] - self._length[rows] - 1, self._max_forced)
+        for row, most in zip(rows.tolist(), room.tolist(), strict=True):
+            if most > 0:
+                self._pool.force(row, self._grammars.forced(row, most))
+        return self._pool.forced[rows]
+
     def _draft(self, rows: Ints, adaptive: bool) -> Floats:
         """New drafts of those of `rows` that want some; their features, float64 [S, G].
 
-        adaptive: also of requests that do not verify a fixed number.
+        adaptive: also of requests that do not verify a fixed number. Whose forced tokens take the
+        whole block gets none.
         """
-        self._pool.clear(rows)
+        if self._drafter is None:
+            return self._pool.features[rows]
         wanted = self._wanted[rows]
         wants = (wanted != 0) if adaptive else (wanted > 0)
         wants &= self._limit[rows] - self._length[rows] > 1
+        wants &= self._pool.forced[rows] < self._drafter.length
         chosen = rows[wants]
-        if chosen.size and self._drafter is not None:
+        if chosen.size:
             lengths = self._length[chosen]
-            request = DraftRequest(
-                chosen, lengths, self._tokens, draft_picker(self._sampler, chosen, lengths)
-            )
+            picker = draft_picker(self._sampler, chosen, lengths, self._pool.known(chosen))
+            request = DraftRequest(chosen, lengths, self._tokens, picker)
             self._pool.put(chosen, self._runner.draft(self._drafter, request))
         return self._pool.features[rows]
 
@@ -362,8 +385,10 @@ class Executor:
 def _report(sampling: _Sampling, accepted: Ints, features: Floats) -> DraftReport:
     """By sampling row of the plan; those that had ended have nothing."""
     live = sampling.live
-    verified, held = np.zeros((2, live.size), dtype=np.int64)
-    verified[live], held[live] = sampling.drafts, accepted
+    verified, held, forced = np.zeros((3, live.size), dtype=np.int64)
+    verified[live] = sampling.drafts - sampling.forced
+    held[live] = np.maximum(accepted - sampling.forced, 0)
+    forced[live] = sampling.forced
     everyone = np.zeros((live.size, features.shape[1]))
     everyone[live] = features
-    return DraftReport(verified, held, everyone)
+    return DraftReport(verified, held, everyone, forced)

@@ -55,17 +55,29 @@ class Lengths(Protocol):
         ...
 
 
+class NoLengths:
+    """The `Lengths` of an engine without a drafter: forced tokens only."""
+
+    draft = False
+
+    def lengths(self, newest: Floats, /) -> Ints:
+        """None for anybody."""
+        return np.zeros(len(newest), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedDrafts:
     """Drafts that the decode shares of a plan verify, and whether new ones are made.
 
     most: int64 [decodes], each at most; cache memory is there for so many. decision: how many they
     are, which the executor asks once it knows the newest drafts. It takes less where a request has
-    fewer drafts, or ends sooner.
+    fewer drafts, or ends sooner. forced: int64 [decodes], of the tokens that the request's grammar
+    forces, so many are taken whatever is decided.
     """
 
     most: Ints
     decision: Lengths
+    forced: Ints
 
 
 # Not frozen only for speed: a frozen dataclass takes 5 us to build, one of these 1 us.
@@ -122,7 +134,8 @@ class StepResult:
     (stop strings, and how a stop token is to be told). logprobs: of those that want them.
     prompt_logprobs: of prompts that are complete now, for their first chunk. errors: why nothing
     was drawn, where it is not that the logits were not finite. drafts: what was verified and
-    drafted; None: nothing.
+    drafted; None: nothing. forced: int64 [S], how many tokens behind the newest one of each row are
+    known to come, whatever the logits are; None: no row has a grammar.
     """
 
     tokens: npt.NDArray[Any]
@@ -132,21 +145,24 @@ class StepResult:
     errors: Mapping[int, str] | None = None
     counts: Ints | None = None
     drafts: DraftReport | None = None
+    forced: Ints | None = None
 
 
 @dataclass(slots=True, eq=False)
 class DraftReport:
     """Drafts of one step, by place in the S sampling rows of its plan.
 
-    verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held.
-    features: float64 [S, G], of the new drafts, as in `Proposal`; 0 where there are none. rows: of
-    the step, as it ran. drafted: tokens in new drafts. forward_s, sampler_s: seconds of the model,
-    and of drawing and verifying.
+    verified: int64 [S], drafts that were checked; accepted: int64 [S], how many of them held; those
+    of forced places do not count. features: float64 [S, G], of the new drafts, as in `Proposal`; 0
+    where there are none. forced: int64 [S], forced tokens that were checked. rows: of the step, as
+    it ran. drafted: tokens in new drafts. forward_s, sampler_s: seconds of the model, and of
+    drawing and verifying.
     """
 
     verified: Ints
     accepted: Ints
     features: Floats
+    forced: Ints
     rows: int = 0
     drafted: int = 0
     forward_s: float = 0.0

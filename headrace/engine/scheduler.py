@@ -31,6 +31,7 @@ from headrace.engine.plan import (
     Tokens,
     Vote,
 )
+from headrace.engine.planned_drafts import commit_drafts, packed, plan_drafts
 from headrace.engine.queues import WaitQueues
 from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
 from headrace.engine.speculation.controller import Controller
@@ -79,6 +80,8 @@ class Scheduler:
         self._decodes_of = -1  # version that `_decodes` belongs to
         self._plans = 0
         self._void_until = 0  # number of the last plan that a restore made void
+        self._grammars_ran = False  # in the step committed last
+        self._forcing = False  # somebody has forced tokens now
         self._all_ran = 0  # step in which all decoding rows ran last
         self._last: StepPlan | None = None  # newest plan, until it is committed
         self._in_flight: deque[StepPlan] = deque()  # launched, not committed
@@ -168,7 +171,9 @@ class Scheduler:
         limit = self._limits.max_num_batched_tokens
         rows = limit if budget is None else min(budget, limit)
         desk.queues.age(desk.steps)
-        if self._in_flight or self._controller is not None:
+        # Without a grammar in the last step nobody has forced tokens.
+        self._forcing = self._grammars_ran and bool(desk.table.forced.any())
+        if self._in_flight or self._controller is not None or self._forcing:
             plan = self._plan_ahead(rows, now)
             return plan if plan.total_rows else self._idle_plan(votes)
         self._refresh()
@@ -215,12 +220,15 @@ class Scheduler:
         desk = self._desk
         desk.steps += 1
         desk.copied(plan.forks)
+        self._grammars_ran = result.forced is not None
         decodes = self._decodes
         if plan is self._last and plan.version == desk.version and plan.rows is decodes.rows:
             output = self._commit_decodes(decodes, result, now)
         else:
             valid = valid_shares(desk.table, plan)
-            self._commit_drafts(plan, result, valid)
+            if result.drafts is not None:
+                drafting = self._drafting(plan)
+                commit_drafts(desk, self._controller, plan, result.drafts, valid, drafting)
             self._decodes_of = -1
             output = commit_shares(desk, plan, result, valid, now)
         self._last = None
@@ -405,40 +413,13 @@ class Scheduler:
             desk.preempt(desk.victim(), now)
 
     def _drafts(self, rows: Ints, prefills: Ints, left: int) -> tuple[PlannedDrafts | None, int]:
-        """Drafts that these decode rows verify in at most `left` rows, and how many rows they take.
-
-        While prompts wait they get half of the rows.
-        """
-        controller, desk = self._controller, self._desk
-        if controller is None:
+        """See `plan_drafts`; while prompts wait drafts get half of the rows."""
+        if self._controller is None and not self._forcing:
             return None, 0
         waiting = int(self._remaining(prefills).sum())
-        if waiting or desk.candidate() is not None:
+        if waiting or self._desk.candidate() is not None:
             left //= 2
-        table = desk.table
-        limits = np.clip(table.room(rows) - 1, 0, controller.draft_length)
-        limits[~table.drafted[rows] | (table.wanted[rows] == 0)] = 0
-        limits = self._cover(rows, limits)
-        decision = controller.decide(
-            rows, table.wanted[rows], limits, other_rows=min(waiting, left), room=left
-        )
-        most = decision.fixed + decision.limits
-        return PlannedDrafts(most, decision), int(decision.fixed.sum()) + decision.total
-
-    def _cover(self, rows: Ints, drafts: Ints) -> Ints:
-        """Give rows the blocks for their drafts, int64 [n]; as many drafts as have some.
-
-        Nobody is preempted for a draft.
-        """
-        desk, table = self._desk, self._desk.table
-        needed = np.minimum(table.most[rows] + drafts, table.limit[rows])
-        short = needed > desk.kv.num_blocks[rows] * desk.kv.block_tokens
-        if short.any():
-            desk.bind_newest(rows[short])
-            if desk.kv.grow(rows[short], needed[short]) is not None:
-                room = desk.kv.num_blocks[rows] * desk.kv.block_tokens - table.most[rows]
-                drafts = np.minimum(drafts, room)
-        return drafts
+        return plan_drafts(self._desk, self._controller, rows, waiting, left)
 
     def _drafting(self, plan: StepPlan) -> Flags:
         """For which sampling rows of a plan new drafts are made, bool [S]."""
@@ -505,7 +486,7 @@ class Scheduler:
         earliest = table.number[rows].argmin()
         share = min(int(wanted[earliest]), max(1, budget // EARLIEST_SHARE))
         wanted[earliest] -= share
-        q_len = _packed(wanted, budget - share)
+        q_len = packed(wanted, budget - share)
         q_len[earliest] += share
         return rows[q_len > 0], q_len[q_len > 0]
 
@@ -536,6 +517,8 @@ class Scheduler:
         tokens = result.tokens.astype(np.int32, copy=False)
         rows, position = decodes.rows, decodes.length
         table.tokens[rows, position] = tokens
+        if result.forced is not None:
+            table.forced[rows] = result.forced
         length = position + decodes.ones
         table.length[rows] = length
         table.computed[rows] = position
@@ -560,32 +543,3 @@ class Scheduler:
             codes = end_codes(table, rows, position, tokens, result.ended)
             finish(self._desk, output, rows, position, codes, now)
         return output
-
-    def _commit_drafts(self, plan: StepPlan, result: StepResult, valid: Flags) -> None:
-        """What became of the drafts, and what the new ones are worth."""
-        controller, report = self._controller, result.drafts
-        if controller is None or report is None:
-            return
-        count = valid[plan.samples]
-        rows = plan.sampling_rows
-        wanted = self._desk.table.wanted[rows[: plan.decodes]] != 0
-        self._desk.count_drafts(
-            int((wanted & count[: plan.decodes]).sum()),
-            int(report.verified[count].sum()),
-            report.drafted,
-        )
-        judged = count & (report.verified > 0)
-        controller.outcome(rows[judged], report.verified[judged], report.accepted[judged])
-        arrived = count & self._drafting(plan)
-        controller.arrive(rows[arrived], report.features[arrived])
-        if controller.cost is not None and report.rows and plan.decodes == plan.rows.size:
-            controller.cost.observe(
-                report.rows, report.forward_s, requests=plan.decodes, sampler_s=report.sampler_s
-            )
-
-
-def _packed(wanted: Ints, budget: int) -> Ints:
-    """How much each gets when all are served in order until `budget` is used up."""
-    before = np.cumsum(wanted) - wanted
-    packed: Ints = np.clip(budget - before, 0, wanted)
-    return packed

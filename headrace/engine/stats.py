@@ -32,7 +32,8 @@ class EngineStats:
     requests that want drafts, also with none to verify. By place in the block, the first draft
     first, empty in an engine without a drafter: verified_drafts, judged_drafts (verified, and all
     before them accepted), accepted_drafts, and predicted_drafts, what the confidences of the judged
-    ones add up to.
+    ones add up to. forced_tokens: taken without a step of their own; drafts behind one of those in
+    a round have no place of their own and do not count by place.
     """
 
     waiting: int
@@ -67,6 +68,7 @@ class EngineStats:
     judged_drafts: tuple[int, ...] = ()
     accepted_drafts: tuple[int, ...] = ()
     predicted_drafts: tuple[float, ...] = ()
+    forced_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Counters:
     replayed_rows: int = 0
     drafted_tokens: int = 0
     draft_rounds: int = 0
+    forced_tokens: int = 0
     by_code: dict[int, int] = field(default_factory=dict)
 
     def admitted(self, sequence: Sequence, found: Resume, now: float) -> None:
@@ -119,6 +122,11 @@ class Counters:
         self.draft_rounds += rounds
         self.computed_tokens += verified
         self.drafted_tokens += drafted
+
+    def count_forced(self, tokens: int) -> None:
+        """Forced tokens of one step."""
+        self.computed_tokens += tokens
+        self.forced_tokens += tokens
 
     def preempted(self, sequence: Sequence, now: float) -> None:
         """A sequence gave way; it waits from now on."""

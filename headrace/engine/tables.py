@@ -39,6 +39,8 @@ _COLUMNS = (
     "bound",
     "last_step",
     "wanted",
+    "forced",
+    "due",
     "planned",
     "most",
     "flying",
@@ -55,7 +57,9 @@ class RequestTable:
     length at which the answer ends. stop_from: length from which on stop tokens count.
     window_floor, write_from, keep_from: see `model.batch.BatchRow`. bound: full blocks that have
     been offered to the prefix cache. last_step: in which the row ran last. wanted: drafts to verify
-    a step, as in `NewRequest`. drafted: bool, drafts are made for its next share. planned: prompt
+    a step, as in `NewRequest`. drafted: bool, drafts are made for its next share. forced: tokens
+    behind the newest one that its grammar forces; due: those of them that are still to come once
+    all that is in flight has run, below 0: none (`look_ahead` sets it). planned: prompt
     tokens that have cache rows once all that is in flight has run. most, flying: how long it can
     be then, and how many shares that draw are in flight (`look_ahead` sets them). age_rank,
     verified_drafts, accepted_drafts: as in `Sequence`. epoch: grows with every release of the row,
@@ -76,6 +80,8 @@ class RequestTable:
     bound: Ints
     last_step: Ints
     wanted: Ints
+    forced: Ints
+    due: Ints
     planned: Ints
     most: Ints
     flying: Ints
@@ -127,6 +133,7 @@ class RequestTable:
         self.drafted[row] = False
         self.verified_drafts[row] = sequence.verified_drafts
         self.accepted_drafts[row] = sequence.accepted_drafts
+        self.forced[row] = 0
         self.limit[row] = request.length_limit
         self.stop_from[row] = sequence.prompt_length + request.min_tokens
         self.start(row, 0)
@@ -152,6 +159,7 @@ class RequestTable:
         sequence.row = 0
         self.sequences[row] = None
         self.state[row] = FREE
+        self.forced[row] = 0
         self.epoch[row] += 1
         self._free.append(row)
         return sequence
@@ -181,6 +189,7 @@ class RequestTable:
         """Set what depends on plans in flight; shares whose row changed hands count for nothing."""
         np.copyto(self.planned, self.computed)
         np.copyto(self.most, self.length)
+        np.copyto(self.due, self.forced)
         self.flying[:] = 0
         for plan in plans:
             live = self.epoch[plan.rows] == plan.epochs
@@ -188,10 +197,12 @@ class RequestTable:
             chunks[: plan.decodes] = False
             self.planned[plan.rows[chunks]] = (plan.q_start + plan.q_len)[chunks]
             draws = live & plan.samples
-            grown = np.ones(plan.rows.size, dtype=np.int64)
+            grown, least = np.ones((2, plan.rows.size), dtype=np.int64)
             if plan.drafts is not None:
                 grown[: plan.decodes] += plan.drafts.most
+                least[: plan.decodes] += plan.drafts.forced
             self.most[plan.rows[draws]] += grown[draws]
+            self.due[plan.rows[draws]] -= least[draws]
             self.flying[plan.rows[draws]] += 1
         np.minimum(self.most, self.limit, out=self.most)
 

@@ -99,8 +99,11 @@ def test_finished_answers_are_valid_and_cut_ones_are_prefixes_sweep(
     print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, 1000, seed=12))
 
 
-@pytest.mark.parametrize("changes", [{"grammar_cache_bytes": 0}])
-def test_caches_change_no_token(tiny_dir: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"grammar_cache_bytes": 0}, {"jump_forward": False}, {"jump_forward": False, "overlap": True}],
+)
+def test_caches_and_jumps_change_no_token(tiny_dir: Path, changes: dict[str, Any]) -> None:
     """Greedy and seeded rows. The dtype makes rows of a step independent of their number."""
     schemas = list(islice(Schemas(21), 12))
     exact = {"dtype": "float64", "max_tokens": 24}

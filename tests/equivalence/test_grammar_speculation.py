@@ -50,6 +50,9 @@ def grammars() -> list[GrammarSpec | None]:
     found.append(GrammarSpec(GrammarKind.REGEX, "[ab]{3,40}c"))
     found.append(GrammarSpec(GrammarKind.CHOICE, '["yes, of course", "yes", "no"]'))
     found.append(GrammarSpec(GrammarKind.REGEX, "(ab)+", (40, 41), bound_token_id=42))
+    # A run of control tokens and of letters that no token joins.
+    run = "".join(f"<[{token}]> " for token in (270, 300, 271, 280, 272, 281))
+    found.append(GrammarSpec(GrammarKind.LARK, f'start: ({run} /[0-9]/ "JKQZJKQZ")+'))
     return [*found, None]
 
 
@@ -74,39 +77,47 @@ def answered(parts: tuple[Model, Tokenizer], drafter: Oracle | None, **changes: 
     model, tokenizer = parts
     preempt = changes.pop("preempt", None)
     engine = Engine(replace(CONFIG, **changes), model, tokenizer=tokenizer, drafter=drafter)
-    return serve(engine, requests(), preempt=preempt)
+    answers = serve(engine, requests(), preempt=preempt)
+    assert (engine.stats().forced_tokens > 20) is engine.config.jump_forward
+    return answers
 
 
 @pytest.fixture(scope="module")
 def plain(parts: tuple[Model, Tokenizer]) -> Answers:
-    return answered(parts, None, overlap=False)
+    return answered(parts, None, overlap=False, jump_forward=False)
 
 
 @pytest.mark.parametrize(
-    ("kind", "policy", "overlap", "preempt"),
+    ("kind", "policy", "overlap", "jump_forward", "preempt"),
     [
-        (None, "off", True, {6: "r0", 9: "r3"}),
-        ("perfect", "fixed:3", False, None),
-        ("perfect", "fixed:2", True, {5: "r1", 6: "r2"}),
-        ("mixed", "fixed:3", True, None),
-        ("mixed", "adaptive", False, {7: "r4"}),
-        ("wrong", "fixed:2", True, None),
-        ("noise", "adaptive", True, {5: "r5", 8: "r8"}),
+        (None, "off", False, True, None),
+        (None, "off", True, True, {6: "r0", 9: "r3", 4: "r8"}),
+        (None, "off", True, False, {6: "r0", 9: "r3"}),
+        ("perfect", "fixed:3", False, True, None),
+        ("perfect", "fixed:2", True, True, {5: "r1", 6: "r2"}),
+        ("mixed", "fixed:3", True, False, None),
+        ("mixed", "fixed:3", True, True, None),
+        ("mixed", "adaptive", False, True, {7: "r4"}),
+        ("wrong", "fixed:2", True, True, None),
+        ("noise", "adaptive", True, False, {5: "r5", 8: "r8"}),
+        ("noise", "adaptive", True, True, {5: "r5", 8: "r8"}),
     ],
 )
-def test_drafts_and_overlap_change_no_token(
+def test_drafts_overlap_and_jumps_change_no_token(
     parts: tuple[Model, Tokenizer],
     plain: Answers,
     kind: str | None,
     policy: str,
     overlap: bool,
+    jump_forward: bool,
     preempt: dict[int, str] | None,
 ) -> None:
     drafter = None
     if kind is not None:
         known = [(*r.prompt_token_ids, *plain.tokens[r.request_id, 0]) for r in requests()]
         drafter = Oracle(kind, DRAFTS, parts[0].spec.vocab_size, known)
-    found = answered(parts, drafter, speculation=policy, overlap=overlap, preempt=preempt)
+    changes = {"speculation": policy, "overlap": overlap, "jump_forward": jump_forward}
+    found = answered(parts, drafter, preempt=preempt, **changes)
     assert found == plain
 
 
@@ -125,4 +136,4 @@ def test_what_is_answered_fits(parts: tuple[Model, Tokenizer], plain: Answers) -
         matcher = backend.compile(grammar.kind, grammar.text).matcher()
         matcher.accept(tokens[:-1] if ended else tokens)  # raises at a token that does not fit
         checked += 1
-    assert checked == 12
+    assert checked == 14

@@ -24,11 +24,17 @@ from tests.property.test_scheduler_machine import MOST_STEPS, SchedulerMachine, 
 from tests.unit.engine.scheduling import BLOCK, make
 
 
+def run_from(position: int) -> int:
+    """Forced tokens from a position on, where requests have a grammar."""
+    return max(0, 9 - position % 13)
+
+
 class Device:
     """Tokens by row as the executor has them; hooks of the scheduler."""
 
-    def __init__(self, draft_length: int) -> None:
+    def __init__(self, draft_length: int, forces: bool) -> None:
         self.draft_length = draft_length
+        self.forces = forces
         self.pending: list[tuple[int, Sequence | None, int]] = []
         self.rows: dict[int, tuple[Sequence, int]] = {}  # row -> whose, known length
         self.drafted: set[int] = set()
@@ -53,33 +59,39 @@ class Device:
     def run(self, plan: StepPlan, held_tokens: np.ndarray) -> StepResult:
         """held_tokens: int64 [B], tokens that the blocks of each share hold."""
         tokens: list[int] = []
-        counts, verified, accepted = [], [], []
-        lengths = np.zeros(plan.decodes, dtype=np.int64)
+        counts, verified, accepted, forced, ahead = [], [], [], [], []
+        lengths, most_forced = np.zeros((2, plan.decodes), dtype=np.int64)
         if plan.drafts is not None:
             newest = np.full((plan.decodes, self.draft_length), 0.5)
             lengths = np.minimum(plan.drafts.decision.lengths(newest), plan.drafts.most)
+            most_forced = plan.drafts.forced
         for share in np.flatnonzero(plan.samples).tolist():
             row = int(plan.rows[share])
             sequence, known = self.rows[row]
             room = sequence.request.length_limit - known
-            drafts = 0
+            drafts, certain = 0, run_from(known) if self.forces else 0
             if share < plan.decodes:
-                drafts = max(0, min(int(lengths[share]), room - 1)) * (row in self.drafted)
+                drafts = int(lengths[share]) * (row in self.drafted)
+                drafts = max(0, min(max(drafts, min(most_forced[share], certain)), room - 1))
                 assert known + drafts <= held_tokens[share]
             else:
                 assert known == plan.q_start[share] + plan.q_len[share] <= held_tokens[share]
             kept = min(drafts, (known * 5 + sum(sequence.request.request_id.encode())) % 7)
+            kept = max(kept, min(certain, drafts))
             count = kept + 1 if room > 0 else 0
             tokens += [token_at(*sequence.name, known + place) for place in range(count)]
             self.rows[row] = sequence, known + count
             self.drafted.add(row)
             counts.append(count)
-            verified.append(drafts if count else 0)
-            accepted.append(kept if count else 0)
+            used = min(certain, drafts) if count else 0
+            forced.append(used)
+            verified.append(drafts - used if count else 0)
+            accepted.append(kept - used if count else 0)
+            ahead.append(run_from(known + count) if count else 0)
         report = None
         if plan.drafts is not None:
             features = np.full((len(counts), self.draft_length), 0.5)
-            report = DraftReport(np.array(verified), np.array(accepted), features)
+            report = DraftReport(*map(np.array, (verified, accepted)), features, np.array(forced))
             if not plan.drafts.decision.draft:
                 self.drafted -= {
                     int(row)
@@ -87,7 +99,10 @@ class Device:
                     if self.rows[int(row)][0].request.drafts < 0
                 }
         return StepResult(
-            np.array(tokens, dtype=np.int64), counts=np.array(counts, dtype=np.int64), drafts=report
+            np.array(tokens, dtype=np.int64),
+            counts=np.array(counts, dtype=np.int64),
+            drafts=report,
+            forced=np.array(ahead, dtype=np.int64) if self.forces else None,
         )
 
 
@@ -101,6 +116,7 @@ class OverlapMachine(SchedulerMachine):
         keep=st.sampled_from([0, 5]),
         drafts=st.sampled_from([0, 1, 3, 5, ADAPTIVE]),
         ahead=st.sampled_from([0, 1]),
+        forces=st.booleans(),
     )
     def start(  # type: ignore[override]
         self,
@@ -112,13 +128,14 @@ class OverlapMachine(SchedulerMachine):
         keep: int,
         drafts: int,
         ahead: int,
+        forces: bool,
     ) -> None:
         rules = None
         if replay is not None:
             rules = ResumeRules("exact", max(keep, 1), replay, bool(keep), BLOCK)
         self.blocks, self.seqs, self.rows, self.ageing = blocks, seqs, seqs + extra_rows, ageing
         self.drafts, self.ahead = drafts, ahead
-        self.device = Device(5)
+        self.device = Device(5, forces)
         controller = Controller(seqs + 1, 5, None) if drafts else None
         self.scheduler: Scheduler = make(
             blocks,
@@ -168,6 +185,7 @@ class OverlapMachine(SchedulerMachine):
         assert (plan.q_len >= 1).all() and (plan.q_len[: plan.decodes] == 1).all()
         if plan.drafts is not None:
             lengths = plan.drafts.decision.lengths(np.full((plan.decodes, 5), 0.5))
+            lengths = np.maximum(lengths, plan.drafts.forced)
             assert (lengths <= plan.drafts.most).all()
             assert plan.total_rows >= plan.q_len.sum() + lengths.sum()
 

@@ -81,6 +81,32 @@ def test_a_schema_by_chat(chat: openai.OpenAI, thinking: Any) -> None:
         assert choice.finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [CHAT_TOOL], "tool_choice": "required"},
+        {"tools": [CHAT_TOOL], "tool_choice": NAMED},
+        {"tools": [CHAT_TOOL], "response_format": {"type": "json_object"}},
+        {"tools": [CHAT_TOOL]},
+    ],
+)
+def test_reasoning_does_not_end_an_answer_that_is_bound(
+    chat: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    """A model that wants nothing but EOS: it may end where calls may come, not where one has to."""
+    choice = chat.chat.completions.create(
+        model="tiny",
+        messages=USER,
+        max_completion_tokens=12,
+        logit_bias={"1": 100},
+        extra_body=ON,
+        **fields,
+    ).choices[0]
+    free = fields.keys() == {"tools"}
+    assert choice.finish_reason == ("stop" if free else "length")
+
+
 def test_a_streamed_answer_is_the_same(chat: openai.OpenAI) -> None:
     fields: dict[str, Any] = {
         "model": "tiny",

@@ -3,8 +3,9 @@
 Contract: `accept(token)` goes on by a token or says that it is not allowed, `rollback(count)` takes
 the newest tokens back exactly (at most MAX_ROLLBACK), `mask()` is what may come next, None:
 everything. Before the trigger is complete everything may come (once bound, only the rest of the
-trigger); EOS is allowed where the grammar may end, and after it only EOS is. The library's matcher
-is made and moved only when a state is new to the graph. Used by one thread at a time.
+trigger), but EOS only if the grammar is not required; in the grammar EOS is allowed where it may
+end, and after it only EOS is. The library's matcher is made and moved only when a state is new to
+the graph. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Matcher:
         self._trigger: Trigger | None = None
         if spec.trigger_token_ids:
             self._trigger = Trigger(spec.trigger_token_ids, spec.bound_token_id)
+        # A trigger that holds EOS could never come without it.
+        self._eos_waits = spec.required and graph.end.forced not in spec.trigger_token_ids
         # Of the trigger, after each of the newest tokens before the grammar.
         self._progress = deque([(0, False)], MAX_ROLLBACK + 1)
         self._tokens = array("i")  # accepted inside the grammar
@@ -43,7 +46,9 @@ class Matcher:
         if self._states:
             return self._states[-1].mask
         token = self.forced()
-        return None if token == NOT_FORCED else only(token, self._graph.num_words)
+        if token != NOT_FORCED:
+            return only(token, self._graph.num_words)
+        return self._graph.all_but_eos if self._eos_waits else None
 
     def forced(self) -> int:
         """The only token that may come next, or NOT_FORCED."""
@@ -95,6 +100,8 @@ class Matcher:
     def _accept_before(self, token: int) -> bool:
         """A token outside the grammar."""
         if self._trigger is None or self.forced() not in (NOT_FORCED, token):
+            return False
+        if self._eos_waits and token == self._graph.end.forced:
             return False
         progress, bound = self._trigger.after(*self._progress[-1], token)
         self._progress.append((progress, bound))

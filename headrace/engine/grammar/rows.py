@@ -121,18 +121,22 @@ class GrammarRows:
         return ends
 
     def forced(self, row: int, limit: int) -> list[int]:
-        """Tokens that are certain to come next for a row, at most `limit`; EOS ends them.
+        """Tokens that are certain to come next for a row, at most `limit`, up to EOS.
 
-        They are drafts that verification accepts whatever the logits are.
+        They are drafts that verification accepts whatever the logits are. EOS is not among them:
+        nothing follows it, so nothing is gained by knowing it.
         """
         matcher = self._matchers.get(row)
         run: list[int] = []
         if matcher is None:
             return run
         try:
-            while len(run) < limit and not matcher.ended:
+            while len(run) < limit:
                 token = matcher.forced()
                 if token == NOT_FORCED or not matcher.accept(token):
+                    break
+                if matcher.ended:
+                    matcher.rollback(1)
                     break
                 run.append(token)
         except MatcherFailed:

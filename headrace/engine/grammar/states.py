@@ -60,6 +60,8 @@ class StateGraph:
         self.num_words = table.num_words
         self.end = State(only(table.eos_id, table.num_words), table.eos_id, None)
         self.end.following[table.eos_id] = self.end
+        self.all_but_eos: MaskWords = ~self.end.mask
+        self.all_but_eos.flags.writeable = False
         self._forget()
         self.root = self._new(self.matcher(), self._start)
 

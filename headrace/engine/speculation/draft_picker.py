@@ -2,7 +2,8 @@
 
 Contract: a `DraftPicker` draws the drafts of one block, place after place, for R requests. Each is
 drawn with the request's own parameters: penalties (the drafts before it counted), bias, allowed and
-banned ids, min_tokens, temperature, top_k, top_p, min_p; grammar masks are the target's alone.
+banned ids, min_tokens, temperature, top_k, top_p, min_p; grammar masks are the target's alone, but
+tokens that a grammar forces are known and stand in their places.
 Greedy rows take the highest, `gumbel` rows use the noise of the target, `maximal` rows numbers of
 (seed, anchor, position), where the anchor is the position before the block; what those were drawn
 from is kept in `weights`. The state does not change. Used by the engine's drafting loop.
@@ -24,12 +25,20 @@ from headrace.engine.uniforms import draft_seeds
 
 Ids = NDArray[np.int64]
 
+NO_DRAFT = -1
+
 
 class DraftPicker:
     """Call it with (place, logits) for the places 0, 1, ... of one block."""
 
-    def __init__(self, state: SamplerState, rows: Ids, positions: Ids) -> None:
-        """rows: int64 [R], table rows. positions: int64 [R], absolute ones of the first drafts."""
+    def __init__(
+        self, state: SamplerState, rows: Ids, positions: Ids, known: Ids | None = None
+    ) -> None:
+        """rows: int64 [R], table rows. positions: int64 [R], absolute ones of the first drafts.
+
+        known: int64 [R, places], drafts that are certain, NO_DRAFT: to be drawn; None: all are.
+        """
+        self._known = known
         self._state = state
         self._rows = rows
         self._positions = positions
@@ -70,7 +79,12 @@ class DraftPicker:
                 ids[noisy] = noisy_tokens(
                     taken(logits, noisy), self._state, self._rows[noisy], positions[noisy]
                 )
-            self._draw_weighted(ids, logits, positions, finite & self._rejects)
+            drawn = finite & self._rejects
+            if self._known is not None:
+                drawn &= self._known[:, place] == NO_DRAFT
+            self._draw_weighted(ids, logits, positions, drawn)
+        if self._known is not None:
+            ids = np.where(self._known[:, place] == NO_DRAFT, ids, self._known[:, place])
         self._ids.append(ids)
         return torch.from_numpy(ids).to(logits.device)
 
@@ -98,6 +112,8 @@ class DraftPicker:
         self._weights.append(kept)
 
 
-def draft_picker(state: SamplerState, rows: Ids, positions: Ids) -> DraftPicker:
-    """A picker for one block: rows int64 [R], positions int64 [R] of the first drafts."""
-    return DraftPicker(state, rows, positions)
+def draft_picker(
+    state: SamplerState, rows: Ids, positions: Ids, known: Ids | None = None
+) -> DraftPicker:
+    """A picker for one block; see `DraftPicker`."""
+    return DraftPicker(state, rows, positions, known)

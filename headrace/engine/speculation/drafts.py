@@ -8,6 +8,7 @@ that row. Owned by `engine/executor.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from headrace.engine.plan import Floats, Ints, Tokens
-from headrace.engine.speculation.draft_picker import DraftPicker
+from headrace.engine.speculation.confidence import MOST_LOGIT
+from headrace.engine.speculation.draft_picker import NO_DRAFT, DraftPicker
 from headrace.errors import InternalError
 from headrace.kv.cache import KVCache
 from headrace.model.deepseek.dspark import Drafts, Pick
@@ -113,15 +115,19 @@ class ModelDrafter:
 
 
 class DraftPool:
-    """Newest drafts by table row.
+    """Newest drafts by table row, the tokens that a grammar forces in front.
 
-    count: int64 [num_rows], 0 or G. token_ids: int64 [num_rows, G]. features: float64
+    count: int64 [num_rows], of all that is there: forced tokens, and the rest of the G drafts where
+    some were made. forced: int64 [num_rows]. token_ids: int64 [num_rows, >= G]. features: float64
     [num_rows, G], as in `Proposal`.
     """
 
-    def __init__(self, num_rows: int, length: int) -> None:
+    def __init__(self, num_rows: int, length: int, max_forced: int = 0) -> None:
+        """length: G. max_forced: forced tokens of a row at most."""
+        self._places = np.arange(length)
         self.count: Ints = np.zeros(num_rows, dtype=np.int64)
-        self.token_ids: Ints = np.zeros((num_rows, length), dtype=np.int64)
+        self.forced: Ints = np.zeros(num_rows, dtype=np.int64)
+        self.token_ids: Ints = np.zeros((num_rows, max(length, max_forced)), dtype=np.int64)
         self.features: Floats = np.zeros((num_rows, length))
         # Only drafts drawn at random for the `maximal` coupling have weights: reserved when needed.
         self._weights: Tensor | None = None
@@ -129,13 +135,24 @@ class DraftPool:
 
     def clear(self, rows: Ints) -> None:
         """Drop the drafts of these rows."""
-        self.count[rows] = 0
+        self.count[rows] = self.forced[rows] = 0
         self.features[rows] = 0.0
         self._weighted[rows] = False
 
+    def force(self, row: int, run: Sequence[int]) -> None:
+        """A row without drafts goes on by `run` whatever the logits are."""
+        self.count[row] = self.forced[row] = len(run)
+        self.token_ids[row, : len(run)] = run
+        self.features[row, : len(run)] = MOST_LOGIT
+
+    def known(self, rows: Ints) -> Ints:
+        """Forced tokens of the first G places, int64 [R, G]; NO_DRAFT in the others."""
+        ids = self.token_ids[rows, : self._places.size]
+        return np.where(self._places < self.forced[rows, None], ids, NO_DRAFT)
+
     def put(self, rows: Ints, proposal: Proposal) -> None:
         """Keep a proposal for these rows. Raises InternalError where its shapes are wrong."""
-        shape = (rows.size, self.token_ids.shape[1])
+        shape = (rows.size, self._places.size)
         weights = proposal.weights
         if (
             proposal.token_ids.shape != shape
@@ -143,9 +160,10 @@ class DraftPool:
             or (weights is not None and weights.shape[:2] != shape)
         ):
             raise InternalError(f"The drafter was asked for {shape} drafts and gave others.")
-        self.count[rows] = shape[1]
-        self.token_ids[rows] = proposal.token_ids
-        self.features[rows] = proposal.features
+        self.count[rows] = np.maximum(self.forced[rows], shape[1])
+        place, drafted = np.nonzero(self._places >= self.forced[rows, None])
+        self.token_ids[rows[place], drafted] = proposal.token_ids[place, drafted]
+        self.features[rows[place], drafted] = proposal.features[place, drafted]
         self._weighted[rows] = weights is not None
         if weights is not None:
             if self._weights is None:
@@ -155,9 +173,9 @@ class DraftPool:
 
     def weights(self, rows: Ints, places: Ints) -> Tensor | None:
         """What drafts were drawn from, [T, vocab]: rows, places int64 [T], place -1: no draft."""
-        known = self._weighted[rows] & (places >= 0)
+        known = self._weighted[rows] & (places >= self.forced[rows]) & (places < self._places.size)
         if self._weights is None or not known.any():
             return None
-        found = self._weights[torch.from_numpy(rows), torch.from_numpy(np.maximum(places, 0))]
+        found = self._weights[torch.from_numpy(rows), torch.from_numpy(np.where(known, places, 0))]
         found[torch.from_numpy(~known)] = 0.0
         return found

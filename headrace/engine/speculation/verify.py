@@ -24,13 +24,11 @@ from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.plan import NO_TOKEN_DRAWN
 from headrace.engine.sampler import DraftRows, draw, reported
 from headrace.engine.sampling_state import SamplerState
-from headrace.engine.speculation.draft_picker import DraftPicker, draft_picker
+from headrace.engine.speculation.draft_picker import NO_DRAFT, DraftPicker, draft_picker
 
-__all__ = ["DraftPicker", "Verified", "VerifyRows", "draft_picker", "verify"]
+__all__ = ["NO_DRAFT", "DraftPicker", "Verified", "VerifyRows", "draft_picker", "verify"]
 
 Ids = NDArray[np.int64]
-
-NO_DRAFT = -1
 
 
 @dataclass(frozen=True, slots=True)

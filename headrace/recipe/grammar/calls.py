@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.recipe.grammar.regex import literal_regex
-from headrace.recipe.grammar.regex_classes import ANY
+from headrace.core.schema.regex import literal_regex
+from headrace.core.schema.regex_classes import ANY
 from headrace.recipe.grammar.tool_rules import ToolRule, Values
 from headrace.recipe.render.common import CallFormat
 

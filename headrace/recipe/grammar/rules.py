@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 import msgspec
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind
+from headrace.core.schema.normal import normal_lark
+from headrace.core.schema.regex import RegexError, normal_regex
+from headrace.core.schema.schema import check_schema_form
+from headrace.core.schema.schema_tables import Mode
 from headrace.errors import InvalidRequest
 from headrace.recipe.grammar.ebnf import GrammarError, is_gbnf, translate
-from headrace.recipe.grammar.regex import RegexError, normal_regex
-from headrace.recipe.grammar.schema import check_schema_form
-from headrace.recipe.grammar.schema_tables import Mode
 from headrace.recipe.grammar.tool_rules import ToolRules
 
 MAX_CHOICES = 5_000
@@ -102,7 +103,7 @@ def grammar_rule(grammar: Any, path: str) -> FormatRule:
     if not is_gbnf(grammar):
         if _LARK_OPTIONS.search(grammar):
             _fail(path, "cannot set options of the grammar engine (`%llguidance`)")
-        return FormatRule(GrammarKind.LARK, grammar, path)
+        return FormatRule(GrammarKind.LARK, normal_lark(grammar, path), path)
     try:
         regular, text = translate(grammar)
     except GrammarError as error:

@@ -1,8 +1,9 @@
 """Rules of an answer -> the `GrammarSpec` that the engine enforces.
 
 Contract: reasoning is free, what follows it is bound. A form is bound from the end of the reasoning
-(from the first token where there is none); a call that has to come, too; calls that may come are
-bound once their markup has begun. Called by the codec, which knows the ids of control tokens.
+(from the first token where there is none); a call that has to come, too: their answers cannot end
+in the reasoning. Calls that may come are bound once their markup has begun. Called by the codec,
+which knows the ids of control tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from functools import lru_cache
 import msgspec
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind, GrammarSpec
+from headrace.core.schema.regex import literal_regex
+from headrace.core.schema.regex_classes import ANY
 from headrace.errors import InvalidRequest
 from headrace.recipe.grammar.calls import CallGrammar, Markup, json_rule
-from headrace.recipe.grammar.regex import literal_regex
-from headrace.recipe.grammar.regex_classes import ANY
 from headrace.recipe.grammar.rules import AnswerRules, FormatRule
 
 _REMEMBERED = 32
@@ -39,18 +40,21 @@ def grammar_spec(rules: AnswerRules, start: AnswerStart, markup: Markup) -> Gram
     trigger = (start.thinking_end,) if start.thinking else ()
     form = rules.format
     if rules.tools is None:
-        return None if form is None else GrammarSpec(form.kind, form.text, trigger)
+        return None if form is None else GrammarSpec(form.kind, form.text, trigger, checked=True)
     if rules.required:
         top = "inside" if start.in_calls else "block"
         # A call that the model begins in its reasoning is moved behind it.
         bound = markup.dsml if start.thinking else None
-        return GrammarSpec(GrammarKind.LARK, _calls(rules, markup, top), trigger, bound)
+        return GrammarSpec(
+            GrammarKind.LARK, _calls(rules, markup, top), trigger, bound, checked=True
+        )
     if form is None:
-        return GrammarSpec(GrammarKind.LARK, _calls(rules, markup, "opened"), (markup.dsml,))
+        text = _calls(rules, markup, "opened")
+        return GrammarSpec(GrammarKind.LARK, text, (markup.dsml,), required=False, checked=True)
     # Calls or an answer of the form: which one shows only at the end of the reasoning, and a call
     # may also end it, so that the grammar holds from the first token.
     text = _calls_or_form(rules, form, markup, start.thinking_end if start.thinking else None)
-    return GrammarSpec(GrammarKind.LARK, text)
+    return GrammarSpec(GrammarKind.LARK, text, checked=True)
 
 
 @lru_cache(maxsize=_REMEMBERED)

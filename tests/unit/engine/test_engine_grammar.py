@@ -202,9 +202,35 @@ def test_a_grammar_after_thinking_leaves_the_thinking_free() -> None:
     assert len(set(free)) > 30
 
 
+@pytest.mark.parametrize("bias", [0.0, 20.0])
+def test_no_answer_ends_before_a_grammar_that_is_required(bias: float) -> None:
+    """However much the model wants to end; stop tokens and stop strings of the request still do."""
+    (end, stop) = Letters().encode("@z")
+    spec = replace(DIGITS, trigger_token_ids=(end,))
+    params = SamplingParams(grammar=spec, max_tokens=60, logit_bias={EOS: bias})
+    finished = 0
+    for output in run(make(), *(replace(params, seed=seed) for seed in range(30))):
+        _, mark, answer = output.text.partition("@")
+        if output.finish is FinishReason.STOP:
+            finished += 1
+            assert mark and re.fullmatch("[0-9]{3,6}", answer)
+        else:
+            assert output.finish is FinishReason.LENGTH
+            assert EOS not in output.token_ids
+    assert finished > 3
+    likely = replace(params, logit_bias={EOS: 20.0, stop: 20.0}, temperature=1.0, seed=1)
+    for changes in ({"stop_token_ids": (stop,)}, {"stop": ("z",)}):
+        (output,) = run(make(), replace(likely, **changes))
+        assert (output.finish, output.stop) == (FinishReason.STOP, next(iter(changes.values()))[0])
+        assert "@" not in output.text
+    free = replace(params, grammar=replace(spec, required=False), logit_bias={EOS: 100.0})
+    assert run(make(), free)[0].token_ids == (EOS,)
+
+
 def test_an_opened_call_is_bound_also_where_no_call_was_asked_for() -> None:
     """SO-3: free text; once the mark is out, the rest follows the grammar."""
-    spec = GrammarSpec(GrammarKind.REGEX, "[0-9]{2}/[0-9]z", tuple(Letters().encode("x")))
+    mark_ids = tuple(Letters().encode("x"))
+    spec = GrammarSpec(GrammarKind.REGEX, "[0-9]{2}/[0-9]z", mark_ids, required=False)
     opened = 0
     for output in answers(spec, 150):
         _, mark, call = output.text.partition("x")
@@ -233,31 +259,8 @@ BAD = {
     "back-reference": (GrammarSpec(GrammarKind.REGEX, r"(a)\1"), "backreferences"),
     "no lark": (GrammarSpec(GrammarKind.LARK, "start: nothing"), "nothing"),
     "deep lark": (GrammarSpec(GrammarKind.LARK, "start: " + "(" * 50_000 + '"a"'), "deep"),
-    "no JSON": (GrammarSpec(GrammarKind.JSON_SCHEMA, "{"), "not valid JSON"),
-    "no schema": (GrammarSpec(GrammarKind.JSON_SCHEMA, "[1]"), "must be an object"),
-    "NaN": (GrammarSpec(GrammarKind.JSON_SCHEMA, '{"minimum": NaN}'), "not valid JSON"),
-    "false": (GrammarSpec(GrammarKind.JSON_SCHEMA, "false"), "no answer fits"),
     "choices": (GrammarSpec(GrammarKind.CHOICE, "[1]"), "array of 1 to"),
     "no choice": (GrammarSpec(GrammarKind.CHOICE, "[]"), "array of 1 to"),
-    "endless reference": (schema({"$ref": "#"}), "allows no answer"),
-    "no target": (schema({"$ref": "#/$defs/a"}), "does not exist"),
-    "contradiction": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
-    "lengths": (schema({"type": "string", "minLength": 5, "maxLength": 3}), "minLength"),
-    "empty enum": (schema({"enum": []}), "empty"),
-    "false member": (
-        schema({"type": "object", "properties": {"a": False}, "required": ["a"]}),
-        "unsatisfiable",
-    ),
-    "unsupported": (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-    "lenient": (
-        schema({"x-guidance": {"lenient": True}, "type": "array", "uniqueItems": True}),
-        "uniqueItems",
-    ),
-    "deep schema": (
-        GrammarSpec(GrammarKind.JSON_SCHEMA, '{"items":' * 500 + "{}" + "}" * 500),
-        "deeper than 100 levels",
-    ),
-    "very deep": (GrammarSpec(GrammarKind.JSON_SCHEMA, "[" * 100_000), "too deep"),
 }
 
 
@@ -273,6 +276,100 @@ def test_a_bad_grammar_ends_its_own_request_with_the_reason(name: str) -> None:
     assert len(bad.error or "") < 400
     with pytest.raises(InvalidGrammar, match=re.escape(reason)):  # known by now
         run(llm, SamplingParams(grammar=spec, max_tokens=5))
+
+
+REFUSED = {
+    "no JSON": ("{", "grammar", "not valid JSON"),
+    "no schema": ("[1]", "grammar", "must be an object"),
+    "NaN": ('{"minimum": NaN}', "grammar", "not valid JSON"),
+    "surrogate": (r'{"const": "\ud800"}', "grammar", "lone surrogate"),
+    "false": ("false", "grammar", "allows no answer"),
+    "endless reference": ({"$ref": "#"}, "grammar", "leads back to itself"),
+    "no target": ({"$ref": "#/$defs/a"}, "grammar.$ref", "leads nowhere"),
+    "contradiction": ({"type": "integer", "minimum": 5, "maximum": 3}, "grammar.minimum", "bounds"),
+    "lengths": ({"type": "string", "minLength": 5, "maxLength": 3}, "grammar.minLength", "greater"),
+    "empty enum": ({"enum": []}, "grammar.enum", "at least one"),
+    "false member": (
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        "grammar.required",
+        "not allowed",
+    ),
+    "unsupported": (
+        {"properties": {"a": {"items": {"type": "array", "uniqueItems": True}}}},
+        "grammar.properties.a.items.uniqueItems",
+        "not supported",
+    ),
+    "lenient": ({"x-guidance": {"lenient": True}}, "grammar.x-guidance", "not supported"),
+    "deep schema": ('{"items":' * 500 + "{}" + "}" * 500, "grammar", "deeper than 64 levels"),
+    "very deep": ("[" * 100_000, "grammar", "too deep"),
+    # As they are, these would end the process, or keep a thread for minutes.
+    "chain": (
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)}
+            | {"3000": {"type": "integer"}},
+        },
+        "grammar",
+        "more than 500",
+    ),
+    "multiple": ({"type": "integer", "multipleOf": 99999999}, "grammar.multipleOf", "multipleOf"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("lark", [False, True])
+def test_schemas_are_checked_as_over_http(name: str, lark: bool) -> None:
+    """SO-4: by the schema reader, before anything runs, also inside of a Lark grammar."""
+    value, param, reason = REFUSED[name]
+    text = value if isinstance(value, str) else json.dumps(value)
+    spec = GrammarSpec(GrammarKind.JSON_SCHEMA, text)
+    if lark:
+        if not text.startswith("{") or name in ("no JSON", "NaN", "deep schema"):
+            return  # the library says what it thinks of it
+        spec = GrammarSpec(GrammarKind.LARK, f'start: "x" value\nvalue: %json {text} "y"')
+        param = "grammar"
+    llm = make()
+    for asked in (
+        lambda: run(llm, digits(), SamplingParams(grammar=spec, max_tokens=5)),
+        lambda: llm.engine.add(Request("r", tuple(PROMPT), SamplingParams(grammar=spec))),
+    ):
+        with pytest.raises(InvalidGrammar, match=reason) as caught:
+            asked()
+        assert str(caught.value.param).startswith(param)
+        assert len(caught.value.message) < 400
+        assert ("%json in line 2" in caught.value.message) is lark
+    assert not llm.engine.has_work()
+
+
+def test_schemas_mean_what_they_mean_over_http() -> None:
+    """Formats, anchors and open patterns are enforced, annotations and unknown keywords are not."""
+    value = {
+        "title": "a date",
+        "unknown": 5,
+        "type": "object",
+        "properties": {
+            "d": {"$ref": "#day"},
+            "p": {"type": "string", "pattern": "b[0-9]", "maxLength": 5},
+        },
+        "required": ["d", "p"],
+        "additionalProperties": False,
+        "$defs": {"day": {"$anchor": "day", "type": "string", "format": "date"}},
+    }
+    lark = f"start: %json {json.dumps(value, indent=1)}"
+    for spec in (schema(value), GrammarSpec(GrammarKind.LARK, lark)):
+        bias = dict.fromkeys(Letters().encode(" \n"), -9.0)
+        params = SamplingParams(grammar=spec, max_tokens=200, logit_bias=bias)
+        outputs = run(make(), *(replace(params, seed=seed) for seed in range(4)))
+        for output in outputs:
+            assert output.finish is FinishReason.STOP
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", json.loads(output.text)["d"])
+            assert re.search("b[0-9]", json.loads(output.text)["p"])
+
+
+def test_lines_of_errors_behind_a_schema_stay() -> None:
+    text = 'start: "a" %json {\n "type": "integer"\n}\n\nother: ?'
+    (output,) = run(make(), SamplingParams(grammar=GrammarSpec(GrammarKind.LARK, text)))
+    assert "5(" in (output.error or "")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +395,7 @@ def test_a_catastrophic_pattern_costs_its_own_request_at_most(pattern: str) -> N
 
 def test_an_error_chunk_names_the_code_of_a_bad_request() -> None:
     engine = make().engine
-    engine.add(Request("bad", tuple(PROMPT), SamplingParams(grammar=BAD["lengths"][0])))
+    engine.add(Request("bad", tuple(PROMPT), SamplingParams(grammar=BAD["no choice"][0])))
     (chunk,) = until_output(engine)
     assert (chunk.finish, chunk.error_code) == (FinishReason.ERROR, "invalid_grammar")
     error = wire.rebuild_error("invalid_grammar", chunk.error or "")
@@ -308,7 +405,7 @@ def test_an_error_chunk_names_the_code_of_a_bad_request() -> None:
 
 def test_the_code_crosses_the_process_border() -> None:
     engine = make().engine
-    engine.add(Request("bad", tuple(PROMPT), replace(PARAMS, grammar=BAD["lengths"][0], n=2)))
+    engine.add(Request("bad", tuple(PROMPT), replace(PARAMS, grammar=BAD["no choice"][0], n=2)))
     output = engine.step()
     while not len(output):
         output = engine.step()
@@ -417,6 +514,7 @@ def test_triggers_outside_the_vocabulary_are_refused(changes: dict[str, Any]) ->
         (("regex", "a", tuple(range(MAX_TRIGGER_TOKENS + 1))), "list of at most"),
         (("regex", "a", (), 4), "needs trigger_token_ids"),
         (("regex", "a", (4,), 2**2000), "must be token ids"),
+        (("regex", "a", (4,), None, 1), "required must be true or false"),
     ],
 )
 def test_specs_are_checked_where_they_are_built(arguments: tuple[Any, ...], text: str) -> None:

@@ -40,7 +40,9 @@ EVERYTHING = SamplingParams(
     logprobs_mode=LogprobsMode.PROCESSED,
     prompt_logprobs=2,
     coupling=Coupling.MAXIMAL,
-    grammar=GrammarSpec(GrammarKind.REGEX, "a+", trigger_token_ids=(5, 6), bound_token_id=7),
+    grammar=GrammarSpec(
+        GrammarKind.REGEX, "a+", (5, 6), bound_token_id=7, required=False, checked=True
+    ),
 )
 
 

@@ -276,13 +276,16 @@ def test_where_the_grammar_begins() -> None:
     rules = rules_of(WEATHER)
     required = spec_of(rules, thinking=True)
     assert (required.trigger_token_ids, required.bound_token_id) == ((THINKING_END,), DSML)
+    assert required.required
     assert (spec_of(rules).trigger_token_ids, spec_of(rules).bound_token_id) == ((), None)
     for thinking in (False, True):
         auto = spec_of(rules_of(WEATHER, required=False), thinking=thinking)
         assert (auto.kind, auto.trigger_token_ids) == (GrammarKind.LARK, (DSML,))
+        assert not auto.required
         form = AnswerRules(RESULT)
         expected = (THINKING_END,) if thinking else ()
         assert spec_of(form, thinking=thinking).trigger_token_ids == expected
+        assert spec_of(form, thinking=thinking).required
     assert (
         grammar_spec(
             AnswerRules(),

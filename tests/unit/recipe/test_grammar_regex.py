@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
-from headrace.recipe.grammar.formats import KNOWN, UNCHECKED, format_patterns
-from headrace.recipe.grammar.regex import RegexError, literal_regex, normal_regex
+from headrace.core.schema.formats import KNOWN, UNCHECKED, format_patterns
+from headrace.core.schema.regex import RegexError, literal_regex, normal_regex
 from tests.unit.recipe.grammars import accepts, matcher_of
 
 CASES = {

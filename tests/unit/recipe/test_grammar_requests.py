@@ -18,6 +18,11 @@ ADDED = CODEC.tokenizer.added
 DSML, THINKING_END = ADDED[CODEC.special.dsml], ADDED[CODEC.special.thinking_end]
 USER = [{"role": "user", "content": "Say json."}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+# As it is, it would end the engine process.
+CHAIN = {
+    "$ref": "#/$defs/0",
+    "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)} | {"3000": True},
+}
 BAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
 
 
@@ -85,6 +90,13 @@ FORMS: list[tuple[str, dict[str, Any], GrammarKind, list[str], list[str]]] = [
     ("chat", {"guided_grammar": 'start: "a" start?'}, GrammarKind.LARK, ["aa"], ["b"]),
     (
         "chat",
+        {"guided_grammar": 'start: "a" %json {"type": "string", "pattern": "b", "unknown": 1}'},
+        GrammarKind.LARK,
+        ['a"xby"'],
+        ['a"x"', "a1"],
+    ),
+    (
+        "chat",
         {"structured_outputs": {"json": SCHEMA}},
         GrammarKind.JSON_SCHEMA,
         ['{"a":1}'],
@@ -138,6 +150,7 @@ def test_a_form_is_enforced_behind_the_reasoning(
     assert free.trigger_token_ids == ()
     assert bound.trigger_token_ids == (THINKING_END,)
     assert (free.kind, free.text) == (bound.kind, bound.text)
+    assert free.checked and bound.checked
     if good:
         matcher = matcher_of(free)
         assert [accepts(matcher, text) for text in good + bad] == [True] * len(good) + [
@@ -268,6 +281,13 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"guided_choice": ["a", ""]}, "guided_choice"),
     ("chat", {"guided_choice": "a"}, "guided_choice"),
     ("chat", {"guided_grammar": ""}, "guided_grammar"),
+    ("chat", {"guided_grammar": f"start: %json {json.dumps(CHAIN)}"}, "guided_grammar"),
+    ("chat", {"guided_grammar": 'start: %json {"multipleOf": 99999999}'}, "guided_grammar"),
+    (
+        "chat",
+        {"guided_grammar": 'start: %lark {\nstart: %json {"multipleOf": 99999999}\n}'},
+        "guided_grammar",
+    ),
     ("chat", {"guided_grammar": "root ::= (x"}, "guided_grammar"),
     ("chat", {"guided_grammar": '%llguidance {"no_forcing": false}\nstart: "a"'}, "guided_grammar"),
     ("chat", {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),

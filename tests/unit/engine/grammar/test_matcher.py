@@ -62,7 +62,7 @@ def test_the_trigger_is_found_wherever_it_first_ends() -> None:
 
 
 def test_generation_is_free_until_the_trigger_is_complete() -> None:
-    spec = GrammarSpec(GrammarKind.CHOICE, '["yes", "no"]', (A, B))
+    spec = GrammarSpec(GrammarKind.CHOICE, '["yes", "no"]', (A, B), required=False)
     matcher = Matcher(spec, graph_of(YES_NO))
     for token in (5, A, A, EOS, 9, B, A):
         assert matcher.mask() is None
@@ -77,13 +77,38 @@ def test_generation_is_free_until_the_trigger_is_complete() -> None:
     assert allowed(matcher) == [EOS]
 
 
+@pytest.mark.parametrize("bound", [None, D])
+def test_eos_waits_for_the_trigger_of_a_required_grammar(bound: int | None) -> None:
+    spec = GrammarSpec(GrammarKind.CHOICE, '["yes", "no"]', (A, B), bound)
+    assert spec.required
+    matcher, others = Matcher(spec, graph_of(YES_NO)), [t for t in range(VOCAB) if t != EOS]
+    for token in (5, A, A, 9, B, A):
+        assert (allowed(matcher) or [])[: len(others)] == others
+        assert matcher.forced() == -1
+        assert not matcher.accept(EOS)
+        assert matcher.accept(token)
+    matcher.rollback(2)
+    assert not matcher.accept(EOS)
+    for token in (A, B, *encode("no")):
+        assert matcher.accept(token)
+    assert allowed(matcher) == [EOS]
+
+
+def test_a_trigger_that_holds_eos_can_come() -> None:
+    spec = GrammarSpec(GrammarKind.CHOICE, '["yes", "no"]', (A, EOS))
+    matcher = Matcher(spec, graph_of(YES_NO))
+    assert matcher.accept(A)
+    assert matcher.accept(EOS)
+    assert allowed(matcher) == allowed(Matcher(YES_NO, graph_of(YES_NO)))
+
+
 def test_the_bound_token_forces_the_rest_of_the_trigger() -> None:
     spec = GrammarSpec(GrammarKind.CHOICE, '["yes", "no"]', (A, B, C), bound_token_id=B)
     graph = graph_of(YES_NO)
     within, alone = Matcher(spec, graph), Matcher(spec, graph)
     for token in (7, A):
         assert within.accept(token)
-        assert within.mask() is None
+        assert within.forced() == -1
     assert within.accept(B)  # as the second token of the trigger
     assert allowed(within) == [C]
     assert within.forced() == C
@@ -121,7 +146,8 @@ def test_rollback_is_exact(seed: int, which: int, cached: bool) -> None:
     chance = random.Random(seed)
     base = GRAMMARS[which]
     trigger = chance.choice([(), (A,), (A, B, A)])
-    spec = GrammarSpec(base.kind, base.text, trigger, B if len(trigger) > 1 else None)
+    bound, required = B if len(trigger) > 1 else None, chance.random() < 0.5
+    spec = GrammarSpec(base.kind, base.text, trigger, bound, required)
     graph = graph_of(spec, 10**8 if cached else 0)
     matcher, walker, tokens = Matcher(spec, graph), Walker(seed), list[int]()
     for _ in range(25):
@@ -130,7 +156,10 @@ def test_rollback_is_exact(seed: int, which: int, cached: bool) -> None:
             matcher.rollback(count)
             del tokens[-count:]
         free = allowed(matcher)
-        token = walker.pick(free) if free is not None else chance.choice([A, B, 9, *trigger])
+        before = [A, B, 9, *trigger]
+        if free is not None and not set(before) <= set(free):
+            before = [walker.pick(free)]
+        token = chance.choice(before)
         assert matcher.accept(token)
         tokens.append(token)
         fresh = Matcher(spec, graph)
@@ -178,7 +207,7 @@ def test_rows_of_drafts_have_the_masks_of_drawing_one_by_one(seed: int, which: i
     chance, walker = random.Random(seed), Walker(seed)
     base = GRAMMARS[which]
     trigger = chance.choice([(), (A,), (A, B)])
-    spec = GrammarSpec(base.kind, base.text, trigger)
+    spec = GrammarSpec(base.kind, base.text, trigger, required=chance.random() < 0.5)
     rows, plain, known = rows_with(spec), Matcher(spec, graph_of(spec)), list[int]()
     for _ in range(5):
         draft: list[int] = []
@@ -209,7 +238,8 @@ def test_rows_of_drafts_have_the_masks_of_drawing_one_by_one(seed: int, which: i
 def test_markup_that_a_draft_opens_inside_thinking_is_free_text() -> None:
     """SD-6: the grammar waits for the end of thinking, whoever opens a call before."""
     end = 410
-    spec = GrammarSpec(GrammarKind.LARK, f"start: <[{A}]> /[a-z]+/ <[{B}]>", (end,))
+    lark = f"start: <[{A}]> /[a-z]+/ <[{B}]>"
+    spec = GrammarSpec(GrammarKind.LARK, lark, (end,), required=False)
     rows = rows_with(spec)
     assert by_index(rows.masks(one(), [[A, 9, EOS, A, 9]])) == {}
     with_end = by_index(rows.masks(one(), [[A, end, A, 9, B]]))
@@ -260,7 +290,7 @@ def test_a_fork_starts_from_the_prompt() -> None:
     assert by_index(rows.masks(np.array([1, 2])))[1] == by_index(rows_with(YES_NO).masks(one()))[0]
 
 
-def test_forced_runs_end_at_the_first_choice_and_at_eos() -> None:
+def test_forced_runs_end_at_the_first_choice_and_before_eos() -> None:
     spec = GrammarSpec(
         GrammarKind.LARK, f"start: <[{A}]> <[{B}]> (<[{C}]> | <[{D}]>) <[{A}]>", (D,), D
     )
@@ -270,7 +300,8 @@ def test_forced_runs_end_at_the_first_choice_and_at_eos() -> None:
     assert rows.forced(3, 9) == [A, B]
     assert rows.forced(3, 1) == [A]
     rows.commit(one(), np.array([3]), np.array([A, B, C]))
-    assert rows.forced(3, 9) == [A, EOS]
+    assert rows.forced(3, 9) == [A]
+    assert by_index(rows.masks(one())) == {0: [A]}  # nothing has moved
     rows.commit(one(), np.array([2]), np.array([A, EOS]))
     assert rows.forced(3, 9) == []
     assert rows.forced(4, 9) == []

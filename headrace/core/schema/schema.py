@@ -4,21 +4,22 @@ Contract: `check_schema_form` reads a schema keyword by keyword. What it returns
 texts that the schema allows, up to order of properties (docs/structured-output.md); what cannot be
 enforced exactly, contradicts itself, never ends or is too large raises InvalidRequest with the path
 of the keyword. In mode LOOSE it is left out instead. Annotations are dropped, patterns and formats
-are in plain form, references are `#/$defs/N`. Called by `rules.py` and `tools.py`.
+are in plain form, references are `#/$defs/N`. Called by `normal.py` and
+`recipe/grammar`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.formats import KNOWN, UNCHECKED, format_patterns
-from headrace.recipe.grammar.regex import RegexError, normal_regex
-from headrace.recipe.grammar.schema_links import check_links
-from headrace.recipe.grammar.schema_refs import Document, reachable
-from headrace.recipe.grammar.schema_sizes import (
+from headrace.core.schema.formats import KNOWN, UNCHECKED, format_patterns
+from headrace.core.schema.regex import RegexError, normal_regex
+from headrace.core.schema.schema_links import check_links
+from headrace.core.schema.schema_refs import Document, reachable
+from headrace.core.schema.schema_sizes import (
     check_arrays,
     check_enum,
     check_numbers,
@@ -27,7 +28,7 @@ from headrace.recipe.grammar.schema_sizes import (
     count_of,
     number_of,
 )
-from headrace.recipe.grammar.schema_tables import (
+from headrace.core.schema.schema_tables import (
     ANNOTATIONS,
     IN_PLACE,
     LIMITS,
@@ -36,9 +37,10 @@ from headrace.recipe.grammar.schema_tables import (
     Mode,
     says_nothing,
 )
-from headrace.recipe.json_text import compact_json
+from headrace.errors import InvalidRequest
 
 Schema = bool | dict[str, Any]
+_COMPACT = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class SchemaForm:
             return "{}"
         names = reachable(node, self.definitions)
         if not names:
-            return compact_json(node)
-        return compact_json({**_as_dict(node), "$defs": {n: self.definitions[n] for n in names}})
+            return _COMPACT(node)
+        return _COMPACT({**_as_dict(node), "$defs": {n: self.definitions[n] for n in names}})
 
     def resolve(self, node: Schema) -> Schema:
         """The node, or what it stands for if it is nothing but a reference."""

@@ -3,14 +3,14 @@
 Contract: `format_patterns` gives expressions that describe the whole string; a string has the
 format exactly if all of them match. The rules are those of the RFCs that JSON Schema 2020-12 names
 for each format (RFC 3339 dates and times, 5321 addresses, 1123 host names, 4291 IPv6, 3986 URIs,
-6901 pointers). Read by `schema.py` and `tools.py`.
+6901 pointers). Read by `schema.py`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from headrace.recipe.grammar.regex import normal_regex
+from headrace.core.schema.regex import normal_regex
 
 # What 2020-12 defines and nobody here checks.
 UNCHECKED = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template")

@@ -1,0 +1,95 @@
+"""Grammars of users with their schemas in normal form: what keeps every library safe.
+
+Contract: `normal_spec` reads the schema of a `GrammarSpec` that somebody has built by hand as
+schemas over HTTP are read; `normal_lark` does the same to each `%json {...}` of a Lark text, whose
+lines stay where they are. A library given such schemas as they are can end the process (long chains
+of references) or never return (`multipleOf` of many digits). Raises InvalidGrammar with the path of
+the keyword. Called by `engine/engine.py` and by `recipe/grammar/rules.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.schema.schema import check_schema_form
+from headrace.errors import InvalidGrammar, InvalidRequest
+
+# Texts may have a million characters.
+_REMEMBERED = 16
+_EMBEDDED = re.compile(r"%json[ \t\r\n]*(?=\{)")
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def normal_spec(spec: GrammarSpec) -> GrammarSpec:
+    """The same grammar with `checked` set; a spec that has it set already is given back."""
+    if spec.checked:
+        return spec
+    text = spec.text
+    if spec.kind is GrammarKind.JSON_SCHEMA:
+        text = _normal_text(_decoded(text), "grammar")
+    elif spec.kind is GrammarKind.LARK:
+        text = normal_lark(text, "grammar")
+    return replace(spec, text=text, checked=True)
+
+
+def normal_lark(text: str, path: str) -> str:
+    """A Lark text in llguidance's dialect. path: the field that holds it, `param` of errors."""
+    parts: list[str] = []
+    end = 0
+    for found in _EMBEDDED.finditer(text):
+        start = found.end()
+        if start < end:
+            continue  # in a text of the schema before
+        try:
+            value, after = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue  # the library cannot read it either, or it is no schema: a literal, a comment
+        if not value:
+            continue
+        schema = text[start:after]
+        try:
+            normal = _normal_text(value, "schema")
+        except InvalidGrammar as error:
+            line = text.count("\n", 0, start) + 1
+            raise InvalidGrammar(
+                f"{path}: %json in line {line}: {error.message}", param=path
+            ) from None
+        parts += (text[end:start], "{", "\n" * schema.count("\n"), normal[1:])
+        end = after
+    return "".join((*parts, text[end:]))
+
+
+def _normal_text(value: Any, path: str) -> str:
+    try:
+        return check_schema_form(value, path).text()
+    except UnicodeEncodeError:
+        _fail("it holds a lone surrogate, which is not a character", path)
+    except InvalidGrammar:
+        raise
+    except InvalidRequest as error:
+        raise InvalidGrammar(error.message, param=error.param) from None
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        _fail("the JSON text is nested too deep", "grammar")
+    except ValueError as error:
+        _fail(f"it is not valid JSON: {error}", "grammar")
+
+
+def _fail(problem: str, path: str) -> NoReturn:
+    raise InvalidGrammar(f"{path}: the schema cannot be read: {problem}.", param=path)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
