@@ -16,7 +16,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
 
-from headrace.core.grammar import GrammarKind
+from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
@@ -24,6 +24,7 @@ from headrace.errors import InvalidGrammar
 # Without it the library allows only one spelling of text that is certain, and a draft or a model
 # that spells it otherwise would be refused. At the end: lines of errors stay those of the user.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+_WHITE_SPACE = rf"[ \n\r\t]{{1,{MAX_JSON_SPACES}}}"
 # About 2 kB each; deterministic automata of hostile expressions would fill the memory.
 MAX_LEXER_STATES = 50_000
 # Below the recursion limit of the library's JSON reader.
@@ -58,7 +59,7 @@ class LlguidanceBackend:
         if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
             schema = schema_of(kind, text, MAX_SCHEMA_DEPTH)
             # Whoever writes a schema must not change the options of the library by it.
-            schema["x-guidance"] = {"lenient": False, "whitespace_flexible": True}
+            schema["x-guidance"] = {"lenient": False, "whitespace_pattern": _WHITE_SPACE}
             json_schema = json.dumps(schema)
             lark = f"start: %json {json_schema}"
         elif kind is GrammarKind.REGEX:
@@ -181,6 +182,11 @@ def _reason(kind: GrammarKind, error: str) -> str:
     reason = _first_line(error)
     if reason.startswith("panic"):
         return f"The {kind} grammar cannot be compiled: it is too large for the library."
+    if "Unable to determine if regex is empty" in reason:
+        return (
+            f"The {kind} grammar cannot be compiled: it cannot be told whether any text meets a "
+            "pattern together with another one, a format or a length; simplify one of them."
+        )
     if kind is not GrammarKind.LARK:
         # Lines and columns of a text that the user has never seen.
         reason = _PLACE.sub("", reason)

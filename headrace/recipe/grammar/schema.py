@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.formats import KNOWN, UNCHECKED, format_patterns
+from headrace.recipe.grammar.formats import KNOWN, MAX_LENGTHS, UNCHECKED, format_pattern
 from headrace.recipe.grammar.regex import RegexError, normal_regex
 from headrace.recipe.grammar.schema_links import check_links
 from headrace.recipe.grammar.schema_refs import Document, reachable
 from headrace.recipe.grammar.schema_sizes import (
+    FORMAT_LENGTH,
+    FORMAT_PATTERN,
     check_arrays,
     check_enum,
     check_numbers,
     check_objects,
     check_strings,
+    check_value,
     count_of,
     number_of,
 )
@@ -214,9 +217,12 @@ class _Reader:
         self._enum_values += len(value)
         if self._enum_values > LIMITS.enum_values:
             self.fail(path, f"the schema lists more than {LIMITS.enum_values} values")
+        for i, entry in enumerate(value):
+            check_value(entry, f"{path}[{i}]")
         return {"enum": value}
 
     def _const(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
+        check_value(value, path)
         return {"const": value}
 
     def _alternatives(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
@@ -300,7 +306,7 @@ class _Reader:
             self.fail(path, f"the pattern {error}")
 
     def _pattern(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
-        return self._with_pattern(schema, (self.regex(value, path),), "pattern")
+        return self._with_pattern(schema, self.regex(value, path), "pattern")
 
     def _format(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
         types = schema.get("type", "string")
@@ -310,19 +316,13 @@ class _Reader:
             self.fail(path, f"the format {value!r} is not supported; known: {_known_formats()}")
         if value not in KNOWN:
             return {}
-        return self._with_pattern(schema, format_patterns(value), "format")
+        found = self._with_pattern(schema, format_pattern(value), "format")
+        return found | {FORMAT_LENGTH: MAX_LENGTHS[value]} if value in MAX_LENGTHS else found
 
-    def _with_pattern(
-        self, schema: dict[str, Any], patterns: tuple[str, ...], keyword: str
-    ) -> dict[str, Any]:
-        """`pattern` holds one expression; further ones become conditions of their own."""
-        texts = [f"^(?:{text})$" for text in patterns]
-        if keyword == "pattern" or not isinstance(schema.get("pattern"), str):
-            first, rest = texts[0], texts[1:]
-            more = {"pattern": first}
-        else:
-            more, rest = {}, texts
-        return {**more, PATTERNS: rest} if rest else more
+    def _with_pattern(self, schema: dict[str, Any], pattern: str, keyword: str) -> dict[str, Any]:
+        """`pattern` holds one expression; a second one becomes a condition of its own."""
+        first = keyword == "pattern" or not isinstance(schema.get("pattern"), str)
+        return {"pattern" if first else FORMAT_PATTERN: f"^(?:{pattern})$"}
 
     def _number(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
         return {path.rpartition(".")[2]: number_of(value, path)}
@@ -331,13 +331,9 @@ class _Reader:
         return {path.rpartition(".")[2]: count_of(value, path)}
 
 
-# Further expressions for a string, moved into `allOf` when the node is complete.
-PATTERNS = "patterns"
 _OPENS = frozenset(("$ref", "anyOf", "oneOf", "allOf", "patternProperties", "additionalProperties"))
 # What is looked at once all definitions are known.
-_LATER = frozenset(
-    (*IN_PLACE, "$ref", "multipleOf", "enum", "const", "exclusiveMinimum", "exclusiveMaximum")
-)
+_LATER = frozenset((*IN_PLACE, "$ref", "multipleOf", "enum", "const"))
 _Read = Callable[[_Reader, Any, dict[str, Any], str, int], dict[str, Any]]
 _KEYWORDS: dict[str, _Read] = {
     "type": _Reader._type,

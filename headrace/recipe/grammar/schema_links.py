@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from math import ceil, floor
 from typing import Any, NoReturn
 
 from headrace.errors import InvalidRequest
@@ -28,8 +27,6 @@ Schema = bool | dict[str, Any]
 _MAX_ROUNDS = 50
 _LOOK_AHEAD = 8  # levels of references and alternatives that are compared
 _MAX_COMPARISONS = 50_000
-_LOWER = ("minimum", "exclusiveMinimum")
-_UPPER = ("maximum", "exclusiveMaximum")
 
 
 def _fail(path: str, problem: str) -> NoReturn:
@@ -69,7 +66,6 @@ class _Links:
         self._multiples: dict[int, frozenset[int | float]] = {}
         self._variants: dict[int, int] = {}
         self._patterns: dict[int, frozenset[str]] = {}
-        self._bounds: dict[int, frozenset[tuple[str, int | float]]] = {}
         self._comparisons = 0
         self._recursive = recursive(definitions)
 
@@ -176,8 +172,6 @@ class _Links:
                 if _reference(entry) in self._recursive:
                     _fail(path, "a part that contains itself cannot be combined with more keywords")
         self.name_patterns(node, path)
-        if "number" in types_of(node):
-            self._check_bounds(node, path)
         values = _values(node)
         if values is not None and set(node) - {"type", "enum", "const"}:
             import jsonschema_rs  # heavy, and hardly any schema needs it
@@ -237,27 +231,6 @@ class _Links:
                 if keyword in node:
                     known *= sum(map(self.variants, node[keyword]))
             known = self._variants[id(node)] = min(known, LIMITS.alternatives + 1)
-        return known
-
-    def _check_bounds(self, node: dict[str, Any], path: str) -> None:
-        """llguidance 1.9.1 allows an excluded whole number when the other bound is within 1."""
-        bounds = self.bounds(node)
-        above = {floor(v) for name, v in bounds if name in _UPPER and v != floor(v)}
-        below = {ceil(v) for name, v in bounds if name in _LOWER and v != ceil(v)}
-        for name, value in bounds:
-            near = {"exclusiveMinimum": above, "exclusiveMaximum": below}.get(name, ())
-            if value in near:
-                _fail(path, f"`{name}` = {value} is not supported with another bound so close")
-
-    def bounds(self, node: Schema) -> frozenset[tuple[str, int | float]]:
-        """Bounds that may hold together, with their keywords."""
-        if not isinstance(node, dict):
-            return frozenset()
-        known = self._bounds.get(id(node))
-        if known is None:
-            own = frozenset((name, node[name]) for name in (*_LOWER, *_UPPER) if name in node)
-            known = own.union(*map(self.bounds, self._beside(node)))
-            self._bounds[id(node)] = known
         return known
 
     def multiples(self, node: Schema) -> frozenset[int | float]:
@@ -382,11 +355,7 @@ def _values(node: dict[str, Any]) -> list[Any] | None:
 
 
 def _ranges_disjoint(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    for low, high in ((a, b), (b, a)):
-        for least, above in (("minimum", False), ("exclusiveMinimum", True)):
-            for most, below in (("maximum", False), ("exclusiveMaximum", True)):
-                if least in low and most in high:
-                    gap = low[least] - high[most]
-                    if gap > 0 or (gap == 0 and (above or below)):
-                        return True
-    return False
+    return any(
+        "minimum" in low and "maximum" in high and low["minimum"] > high["maximum"]
+        for low, high in ((a, b), (b, a))
+    )
