@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,10 @@ MAX_LEXER_STATES = 50_000
 MAX_SCHEMA_DEPTH = 100
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
+# What the library says of a grammar without any complete text.
+_NO_END = "NoExtensionBias"
+_MAX_SEARCHED = 200  # rules that are searched for the one to blame
+_CIRCULAR = re.compile(r'at (\d+)\(\d+\): circular reference in token "(\w+)"')
 # The library follows rules by recursion: of some 2,000 in a row it would end the process.
 MAX_RULE_DEPTH = 1_000
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
@@ -73,6 +78,8 @@ class LlguidanceBackend:
         template = LLMatcher(self._tokenizer, lark + _OPTIONS, log_level=0, limits=self._limits)
         if template.is_error():
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
+        if kind is GrammarKind.LARK:
+            _check_ends(template, text)
         return LlguidanceGrammar(template, json_schema)
 
     def serialise(self, grammar: Any) -> bytes | None:
@@ -174,6 +181,35 @@ def _check_rule_depth(text: str) -> None:
                 )
 
 
+def _check_ends(template: LLMatcher, text: str) -> None:
+    """Raise InvalidGrammar where the rules of a Lark text lead around for ever, by their name."""
+    copy = template.deep_copy()
+    copy.compute_bitmask()
+    if not copy.is_error() or _NO_END not in copy.get_error():
+        return
+    parts = _RULE.split(_LITERAL.sub("", text))
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    inner = {name: set(_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
+    for name in list(_reached("start", inner))[:_MAX_SEARCHED]:
+        if any(name in _reached(entry, inner) for entry in inner.get(name, ())):
+            raise InvalidGrammar(
+                f"The lark grammar allows no answer: the rule `{name}` always leads back to "
+                "itself; give it an alternative that ends.",
+                param="grammar",
+            )
+
+
+def _reached(start: str, inner: dict[str, set[str]]) -> dict[str, None]:
+    """The rules that a rule leads to, the near ones first, and itself."""
+    found = {start: None}
+    waiting = deque(found)
+    while waiting:
+        new = sorted(inner.get(waiting.popleft(), set()) - found.keys())
+        found |= dict.fromkeys(new)
+        waiting += new
+    return found
+
+
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
 
@@ -186,6 +222,12 @@ def _reason(kind: GrammarKind, error: str) -> str:
         return (
             f"The {kind} grammar cannot be compiled: it cannot be told whether any text meets a "
             "pattern together with another one, a format or a length; simplify one of them."
+        )
+    circular = _CIRCULAR.search(reason)
+    if circular is not None:
+        return (
+            f"The lark grammar cannot be compiled: line {circular[1]}: the terminal "
+            f"`{circular[2]}` contains itself; only rules, whose names are in lower case, can."
         )
     if kind is not GrammarKind.LARK:
         # Lines and columns of a text that the user has never seen.

@@ -38,6 +38,7 @@ from headrace.recipe.grammar.schema_tables import (
     TYPES,
     Mode,
     says_nothing,
+    step,
 )
 from headrace.recipe.json_text import compact_json
 
@@ -87,7 +88,8 @@ def check_schema_form(
         number, target = len(definitions), reader.document.targets[len(definitions)]
         definitions[str(number)] = reader.node(target.schema, target.path, 0)
     form = SchemaForm(root, definitions)
-    if not check_links(form.root, definitions, reader.later, path, mode):
+    places = [path, *(target.path for target in reader.document.targets)]
+    if not check_links(form.root, definitions, reader.later, places, mode):
         return SchemaForm(True)
     size = len(form.text().encode())
     if size > LIMITS.bytes:
@@ -382,12 +384,6 @@ def uncombined(node: dict[str, Any]) -> dict[str, Any]:
         kept.pop("minLength", None)
         kept.pop("maxLength", None)
     return kept
-
-
-def step(name: str) -> str:
-    """One step of a path."""
-    plain = name.replace("$", "").replace("-", "").replace("_", "")
-    return f".{name}" if plain.isalnum() else f"[{name!r}]"
 
 
 def _known_formats() -> str:

@@ -21,7 +21,7 @@ from headrace.recipe.grammar.schema_sizes import (
     type_of,
     types_of,
 )
-from headrace.recipe.grammar.schema_tables import IN_PLACE, LIMITS, Mode
+from headrace.recipe.grammar.schema_tables import IN_PLACE, LIMITS, Mode, step
 
 Schema = bool | dict[str, Any]
 _MAX_ROUNDS = 50
@@ -37,14 +37,18 @@ def check_links(
     root: Schema,
     definitions: Mapping[str, Schema],
     later: list[tuple[dict[str, Any], str]],
-    path: str,
+    places: list[str],
     mode: Mode,
 ) -> bool:
-    """Check the nodes together, changing them in place; False: in mode LOOSE nothing is left."""
-    links = _Links(definitions)
+    """Check the nodes together, changing them in place; False: in mode LOOSE nothing is left.
+
+    later: nodes to be checked, all with references among them, and where they are. places: of the
+    root, then of the definitions.
+    """
+    links = _Links(definitions, {id(node): place for node, place in later})
     try:
-        links.check_chains(root, path)
-        links.check_ends(root, path)
+        links.check_chains(root, places[0])
+        links.check_ends(root, places)
         for node, place in later:
             if mode is not Mode.LOOSE:
                 links.check_possible(node, place)
@@ -59,8 +63,10 @@ def check_links(
 class _Links:
     """The definitions of one schema."""
 
-    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], places: Mapping[int, str]) -> None:
+        """places: of nodes, by id()."""
         self._definitions = definitions
+        self._places = places
         # By id() of nodes, which all live as long as this object does.
         self._types: dict[int, frozenset[str]] = {}
         self._multiples: dict[int, frozenset[int | float]] = {}
@@ -98,7 +104,9 @@ class _Links:
         if known is not None:
             return known
         if id(node) in active:
-            _fail(path, "a reference leads back to itself with nothing in between")
+            place = self._places.get(id(node), path)
+            place += ".$ref" if "$ref" in node else ""
+            _fail(place, "a reference leads back to itself with nothing in between")
         if depth > LIMITS.depth:
             _fail(path, f"more than {LIMITS.depth} references follow one another")
         active.add(id(node))
@@ -107,7 +115,7 @@ class _Links:
         active.discard(id(node))
         return lengths[id(node)]
 
-    def check_ends(self, root: Schema, path: str) -> None:
+    def check_ends(self, root: Schema, places: list[str]) -> None:
         """Some finite value fits (least fixed point over the definitions)."""
         finite: set[str] = set()
         names = list(reversed(list(self._definitions)))  # what is found late is needed early
@@ -116,7 +124,24 @@ class _Links:
             if not new:
                 break
         if not self._ends(root, finite):
-            _fail(path, "every value that fits is endless: a required part contains itself")
+            place = self._endless_place(root, places, finite)
+            _fail(place, "every value that fits is endless: a required part contains itself")
+
+    def _endless_place(self, root: Schema, places: list[str], finite: set[str]) -> str:
+        """The reference that closes the circle."""
+        node, place, seen = root, places[0], set[str]()
+        while isinstance(node, dict):
+            if "$ref" in node and (name := node["$ref"].rpartition("/")[2]) not in finite:
+                if name in seen or self._definitions[name] is root:
+                    return f"{place}.$ref"
+                seen.add(name)
+                node, place = self._definitions[name], places[int(name) + 1]
+                continue
+            inner = next((e for e in _needed(node) if not self._ends(e[0], finite)), None)
+            if inner is None:
+                break
+            node, place = inner[0], place + inner[1]
+        return place
 
     def _add(self, name: str, finite: set[str]) -> bool:
         if self._ends(self._definitions[name], finite):
@@ -317,6 +342,21 @@ class _Links:
         return any(
             self._disjoint(_property(a, name), _property(b, name), depth + 1) for name in names
         )
+
+
+def _needed(node: dict[str, Any]) -> Iterator[tuple[Schema, str]]:
+    """Parts of which a value needs some, or all, and the steps to them."""
+    for keyword in IN_PLACE:
+        yield from ((e, f".{keyword}[{i}]") for i, e in enumerate(node.get(keyword, ())))
+    properties = node.get("properties", {})
+    for name in node.get("required", ()):
+        if name in properties:
+            yield properties[name], f".properties{step(name)}"
+        else:
+            yield node.get("additionalProperties", True), ".additionalProperties"
+    yield from ((e, f".prefixItems[{i}]") for i, e in enumerate(node.get("prefixItems", ())))
+    if node.get("minItems", 0) > len(node.get("prefixItems", ())):
+        yield node.get("items", True), ".items"
 
 
 def _sources(node: dict[str, Any]) -> list[Schema]:

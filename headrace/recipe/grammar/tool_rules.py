@@ -16,10 +16,10 @@ from headrace.errors import InvalidRequest
 from headrace.recipe.conversation import ToolDefinition
 from headrace.recipe.grammar.regex import literal_regex
 from headrace.recipe.grammar.regex_classes import ANY
-from headrace.recipe.grammar.schema import Schema, SchemaForm, check_schema_form, step
+from headrace.recipe.grammar.schema import Schema, SchemaForm, check_schema_form
 from headrace.recipe.grammar.schema_refs import subschemas
 from headrace.recipe.grammar.schema_sizes import ALL_TYPES, types_of
-from headrace.recipe.grammar.schema_tables import Mode
+from headrace.recipe.grammar.schema_tables import Mode, step
 
 # What would end the attribute that holds a name, or be read as something else.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\<>｜]")

@@ -8,8 +8,10 @@ keywords, and the library cannot follow its recursion.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.utils import many
 
@@ -72,6 +74,31 @@ def _schemas(depth: int) -> dict[str, Any]:
     )
     combined = [_object([name], **{name: several}) for name in ("anyOf", "allOf", "oneOf")]
     return {"anyOf": [members, items, first, *combined, *leaves]}
+
+
+def drawn(count: int) -> list[dict[str, Any]]:
+    """The same `count` schemas each time (about)."""
+    found: list[dict[str, Any]] = []
+    run_drawn(count, found.append)
+    return found
+
+
+def run_drawn(count: int, use: Callable[[dict[str, Any]], object]) -> None:
+    """Call `use` with `count` schemas, always the same ones."""
+
+    @hypothesis.seed(1)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(drawn_schemas())
+    def run(schema: dict[str, Any]) -> None:
+        use(schema)
+
+    run()
 
 
 def drawn_schemas(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:

@@ -112,6 +112,26 @@ def test_what_no_automaton_can_do_is_refused_by_name(pattern: str, reason: str) 
         normal_regex(pattern)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [
+        *(("(a", 1), ("a)", 2), ("ab)", 3), ("a(b", 2), ("*a", 1), ("a**", 3), ("a{3,1}", 2)),
+        *((r"a\q", 2), ("[b-a]", 2), ("ab(?=x)", 3), ("[a", 3), (r"xy\1", 3), ("^*", 2)),
+        *(
+            (r"a\u00zz", 2),
+            (r"\p{Foo}", 1),
+            ("x(?i)", 2),
+            ("a++", 3),
+            (r"a\b", 2),
+            ("b[^\\s\\S]", 2),
+        ),
+    ],
+)
+def test_positions_count_from_1_and_name_where_it_begins(pattern: str, position: int) -> None:
+    with pytest.raises(RegexError, match=f"at position {position}$"):
+        normal_regex(pattern)
+
+
 def test_a_literal_is_itself() -> None:
     text = '<"\\/.*\n\u00e9\U0001f432'
     matcher = matcher_of(GrammarSpec(GrammarKind.REGEX, literal_regex(text)))

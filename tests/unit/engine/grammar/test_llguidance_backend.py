@@ -65,3 +65,21 @@ def test_white_space_between_the_parts_of_json_ends(kind: GrammarKind, place: st
             tokens = tokenizer().encode(place % (space * spaces))
             taken = grammar.matcher()._matcher.try_consume_tokens(tokens)
             assert (taken == len(tokens)) is fits, (space, spaces)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("start: start", "the rule `start` always leads back to itself"),
+        ('start: a\na: c | a "x"\nc: a', "the rule `a` always leads back to itself"),
+        ('start: X\nX: Y "a"\nY: X', "line 3: the terminal `X` contains itself"),
+    ],
+)
+def test_rules_that_never_end_are_named(text: str, reason: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        backend().compile(GrammarKind.LARK, text)
+    assert reason in caught.value.message
+
+
+def test_rules_may_begin_with_themselves() -> None:
+    backend().compile(GrammarKind.LARK, 'start: start "a" | "b"')
