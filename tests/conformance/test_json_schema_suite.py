@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.schema.schema import check_schema_form
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema import check_schema_form
 from tests.unit.recipe.grammars import accepts, matcher_of
 
 ROOT = Path(__file__).parents[2]

@@ -19,11 +19,11 @@ from headrace.config import EngineConfig
 from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.core.output import FinishReason, RequestOutput
 from headrace.core.sampling import SamplingParams
+from headrace.core.schema.schema import check_schema_form
 from headrace.engine.grammar.backend import TokenTable
 from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
 from headrace.engine.llm import LLM
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema import check_schema_form
 from headrace.recipe.tokenizer import Tokenizer
 from tests.property.recipe.drawn_schemas import MISSING, drawn
 from tests.unit.engine.grammar.grammars import Schemas, schema

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.core.grammar import MAX_JSON_SPACES
-from headrace.recipe.grammar.regex import literal_regex
-from headrace.recipe.grammar.regex_classes import ANY
+from headrace.core.schema.regex import literal_regex
+from headrace.core.schema.regex_classes import ANY
 from headrace.recipe.grammar.tool_rules import ToolRule, Values
 from headrace.recipe.render.common import CallFormat
 

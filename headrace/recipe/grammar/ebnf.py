@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from headrace.recipe.grammar.regex import RegexError, literal_regex, normal_regex
-from headrace.recipe.grammar.regex_classes import DOT, written
+from headrace.core.schema.regex import RegexError, literal_regex, normal_regex
+from headrace.core.schema.regex_classes import DOT, written
 
 MAX_RULES = 1_000
 MAX_NESTING = 64

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind
+from headrace.core.schema.regex import RegexError, normal_regex
+from headrace.core.schema.schema import check_schema_form
+from headrace.core.schema.schema_tables import Mode
 from headrace.errors import InvalidRequest
 from headrace.recipe.grammar.ebnf import GrammarError, is_gbnf, translate
-from headrace.recipe.grammar.regex import RegexError, normal_regex
-from headrace.recipe.grammar.schema import check_schema_form
-from headrace.recipe.grammar.schema_tables import Mode
 from headrace.recipe.grammar.tool_rules import ToolRules
 
 MAX_CHOICES = 5_000

@@ -13,10 +13,10 @@ from functools import lru_cache
 import msgspec
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind, GrammarSpec
+from headrace.core.schema.regex import literal_regex
+from headrace.core.schema.regex_classes import ANY
 from headrace.errors import InvalidRequest
 from headrace.recipe.grammar.calls import CallGrammar, Markup, json_rule
-from headrace.recipe.grammar.regex import literal_regex
-from headrace.recipe.grammar.regex_classes import ANY
 from headrace.recipe.grammar.rules import AnswerRules, FormatRule
 
 _REMEMBERED = 32

@@ -12,14 +12,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from headrace.core.schema.regex import literal_regex
+from headrace.core.schema.regex_classes import ANY
+from headrace.core.schema.schema import Schema, SchemaForm, check_schema_form
+from headrace.core.schema.schema_refs import subschemas
+from headrace.core.schema.schema_sizes import ALL_TYPES, types_of
+from headrace.core.schema.schema_tables import Mode, step
 from headrace.errors import InvalidRequest
 from headrace.recipe.conversation import ToolDefinition
-from headrace.recipe.grammar.regex import literal_regex
-from headrace.recipe.grammar.regex_classes import ANY
-from headrace.recipe.grammar.schema import Schema, SchemaForm, check_schema_form
-from headrace.recipe.grammar.schema_refs import subschemas
-from headrace.recipe.grammar.schema_sizes import ALL_TYPES, types_of
-from headrace.recipe.grammar.schema_tables import Mode, step
 
 # What would end the attribute that holds a name, or be read as something else.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\<>｜]")

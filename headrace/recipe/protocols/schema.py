@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.core.schema.schema import check_schema_form
+from headrace.core.schema.schema_refs import check_references
+from headrace.core.schema.schema_tables import step
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema import check_schema_form
-from headrace.recipe.grammar.schema_refs import check_references
-from headrace.recipe.grammar.schema_tables import step
 from headrace.recipe.json_text import compact_json
 
 _REMEMBERED_BYTES = 16_384  # longer schemas are checked every time

@@ -14,8 +14,8 @@ import jsonschema_rs
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.schema.schema import check_schema_form
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema import check_schema_form
 from tests.conformance.test_json_schema_suite import serialisations
 from tests.property.recipe.drawn_schemas import MISSING, run_drawn
 from tests.unit.recipe.grammars import accepts, compiled, random_answer

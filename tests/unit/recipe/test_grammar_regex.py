@@ -9,9 +9,9 @@ import jsonschema_rs
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
-from headrace.recipe.grammar.formats import KNOWN, UNCHECKED, format_pattern
-from headrace.recipe.grammar.regex import RegexError, literal_regex, normal_regex
-from headrace.recipe.grammar.schema import check_schema_form
+from headrace.core.schema.formats import KNOWN, UNCHECKED, format_pattern
+from headrace.core.schema.regex import RegexError, literal_regex, normal_regex
+from headrace.core.schema.schema import check_schema_form
 from tests.unit.recipe.grammars import accepts, matcher_of, random_answer
 
 CASES = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.schema.schema import check_schema_form
+from headrace.core.schema.schema_tables import ANNOTATIONS, ENFORCED, LIMITS, REFUSED, Mode
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema import check_schema_form
-from headrace.recipe.grammar.schema_tables import ANNOTATIONS, ENFORCED, LIMITS, REFUSED, Mode
 from tests.unit.recipe.grammars import accepts, matcher_of
 
 

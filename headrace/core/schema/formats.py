@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from headrace.recipe.grammar.regex import normal_regex
+from headrace.core.schema.regex import normal_regex
 
 # What 2020-12 defines and nobody here checks.
 UNCHECKED = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template")

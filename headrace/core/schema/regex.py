@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from headrace.recipe.grammar.regex_classes import (
+from headrace.core.schema.regex_classes import (
     ANY,
     DOT,
     ClassItems,

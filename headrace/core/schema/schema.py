@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.formats import KNOWN, MAX_LENGTHS, UNCHECKED, format_pattern
-from headrace.recipe.grammar.regex import RegexError, normal_regex
-from headrace.recipe.grammar.schema_links import check_links
-from headrace.recipe.grammar.schema_refs import Document, reachable
-from headrace.recipe.grammar.schema_sizes import (
+from headrace.core.schema.formats import KNOWN, MAX_LENGTHS, UNCHECKED, format_pattern
+from headrace.core.schema.regex import RegexError, normal_regex
+from headrace.core.schema.schema_links import check_links
+from headrace.core.schema.schema_refs import Document, reachable
+from headrace.core.schema.schema_sizes import (
     FORMAT_LENGTH,
     FORMAT_PATTERN,
     check_arrays,
@@ -30,7 +29,7 @@ from headrace.recipe.grammar.schema_sizes import (
     count_of,
     number_of,
 )
-from headrace.recipe.grammar.schema_tables import (
+from headrace.core.schema.schema_tables import (
     ANNOTATIONS,
     IN_PLACE,
     LIMITS,
@@ -40,6 +39,7 @@ from headrace.recipe.grammar.schema_tables import (
     says_nothing,
     step,
 )
+from headrace.errors import InvalidRequest
 from headrace.recipe.json_text import compact_json
 
 Schema = bool | dict[str, Any]

@@ -13,8 +13,8 @@ from fractions import Fraction
 from math import ceil, floor, inf
 from typing import Any, NoReturn
 
+from headrace.core.schema.schema_tables import IN_PLACE
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema_tables import IN_PLACE
 
 # Bounds are compared as 64-bit floats, and written out digit by digit.
 MAX_BOUND = 2**53

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+from headrace.core.schema.schema_tables import DRAFTS, LEGACY_DRAFTS, LIMITS, step
 from headrace.errors import InvalidRequest
-from headrace.recipe.grammar.schema_tables import DRAFTS, LEGACY_DRAFTS, LIMITS, step
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""JSON schemas and expressions of requests in a form that grammar libraries enforce safely."""
