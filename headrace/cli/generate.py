@@ -9,6 +9,9 @@ from cyclopts import Parameter
 
 from headrace.cli.integer import Integer
 
+_Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
+_Texts = Annotated[list[str], Parameter(allow_leading_hyphen=True, negative_iterable="")]
+
 
 def command(
     checkpoint: Path,
@@ -26,6 +29,10 @@ def command(
     top_k: Integer = -1,
     seed: Integer | None = None,
     ignore_eos: Annotated[bool, Parameter(negative="")] = False,
+    json_schema: _Text | None = None,
+    regex: _Text | None = None,
+    choice: _Texts | None = None,
+    grammar: Path | None = None,
     speculation: str | None = None,
     coupling: Literal["gumbel", "maximal"] | None = None,
     batch: Integer | None = None,
@@ -42,6 +49,12 @@ def command(
 
         headrace generate tiny "What is 27 + 58?" --temperature 0
         headrace generate my-model "Once upon a time" --raw --temperature 0
+
+    An answer that has a form (with reasoning, what follows it; docs/structured-output.md):
+
+        headrace generate tiny "Is 7 odd?" --choice yes --choice no
+        headrace generate tiny "What is 27 + 58?" --regex "[0-9]+"
+        headrace generate tiny "Ada, 36" --json-schema '{"type": "object", "properties": {...}}'
 
     A file of prompts:
 
@@ -99,6 +112,14 @@ def command(
         Makes draws repeatable. In a file each line gets its own seed from this one and its number.
     ignore_eos: bool
         Go on to max_tokens even if the model ends its answer (for measurements).
+    json_schema: str
+        The answer is JSON that fits this schema: a file, or the schema itself.
+    regex: str
+        The whole answer matches this expression.
+    choice: list[str]
+        The answer is this text, or that of another --choice.
+    grammar: Path
+        The answer fits the grammar in this file: Lark (rule `start`), or GBNF (`root ::= ...`).
     batch: int
         Requests computed at once (32).
     speculation: str
@@ -118,27 +139,25 @@ def command(
     config: Path
         TOML file with more settings in [engine] (also: HEADRACE_CONFIG).
     """
+    from dataclasses import replace
+
+    from headrace.cli.answer_form import FormOptions, form_of
     from headrace.cli.checkpoint import checkpoint_path
     from headrace.cli.generate_run import GenerateOptions, generate
     from headrace.cli.prompt_file import PromptOptions
     from headrace.config import flags_of, naming_flags
     from headrace.core.sampling import Coupling, SamplingParams
 
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        max_tokens=max_tokens,
-        ignore_eos=ignore_eos,
-        coupling=None if coupling is None else Coupling(coupling),
-    )
+    shared = None if coupling is None else Coupling(coupling)
+    sampling = SamplingParams(temperature, top_p, top_k, seed, max_tokens, coupling=shared)
+    sampling = replace(sampling, ignore_eos=ignore_eos)
+    form = form_of(FormOptions(json_schema, regex, tuple(choice or ()), grammar))
     options = GenerateOptions(
         checkpoint=checkpoint_path(checkpoint),
         prompt=prompt,
         input_path=input_path,
         output_path=output_path,
-        prompts=PromptOptions(sampling, raw=raw, thinking=thinking, system=system),
+        prompts=PromptOptions(sampling, raw=raw, thinking=thinking, system=system, form=form),
         config_path=config,
         overrides={
             "engine.max_num_seqs": batch,

@@ -45,11 +45,12 @@ from headrace.core.request import Request
 from headrace.errors import (
     EngineLost,
     HeadraceError,
+    InvalidGrammar,
     InvalidRequest,
     OutputError,
     Overloaded,
 )
-from headrace.recipe import Codec
+from headrace.recipe import Codec, Tokenizer
 from headrace.serve.model_card import read_note
 
 EXIT_LINES_FAILED = 1
@@ -116,7 +117,9 @@ def load_engine(
     # Imported here: torch takes seconds, and most refusals come before it is needed.
     from headrace.engine.load import load_engine as load
 
-    return load(checkpoint, config, progress=progress)
+    # Grammars of answers need the vocabulary.
+    tokenizer = Tokenizer.from_directory(checkpoint)
+    return load(checkpoint, config, tokenizer=tokenizer, progress=progress)
 
 
 def generate(options: GenerateOptions, load: EngineLoader = load_engine) -> int:
@@ -225,7 +228,9 @@ def _answer_one(engine: GenerateEngine, prompt: PreparedPrompt, screen: Generate
             finish = chunk.finish
             screen.answer(prompt.parser.push(chunk.text_tokens))
             if finish is FinishReason.ERROR:
-                raise HeadraceError(chunk.error or "The request failed.")
+                error = chunk.error or "The request failed."
+                invalid = chunk.error_code == InvalidGrammar.code
+                raise InvalidGrammar(error) if invalid else HeadraceError(error)
     screen.answer(prompt.parser.finish(stopped=finish is FinishReason.STOP))
     screen.answer_ended(finish is FinishReason.LENGTH)
     return 0

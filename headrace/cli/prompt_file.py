@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.core.grammar import GrammarSpec
 from headrace.core.protocols import Detokenizer
 from headrace.core.request import Request
 from headrace.core.rng import choice_seed
@@ -34,6 +35,7 @@ from headrace.recipe import (
 from headrace.recipe.codec import check_length
 from headrace.recipe.constants import DEFAULT_MAX_TOKENS
 from headrace.recipe.converted import ParsingOptions, ThinkingStage
+from headrace.recipe.grammar.rules import AnswerRules, FormatRule, answer_rules
 from headrace.recipe.protocols.json_body import decode_body
 from headrace.recipe.protocols.sampling import draft_fields
 from headrace.serve.supported import check_supported
@@ -109,12 +111,16 @@ class PlainParser:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What the flags say. raw: text is continued as it is, else it is a user's chat message."""
+    """What the flags say. raw: text is continued as it is, else it is a user's chat message.
+
+    form: of every answer.
+    """
 
     sampling: SamplingParams
     raw: bool = False
     thinking: bool = False
     system: str | None = None
+    form: FormatRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +158,10 @@ class PromptEncoder:
         sampling = _line_sampling(wire, line.number, options.sampling)
         thinking = options.thinking if wire.thinking is None else wire.thinking
         if wire.token_ids:
+            sampling = replace(sampling, grammar=_plain_grammar(options.form))
             return self._plain(tuple(wire.token_ids), sampling)
         if wire.messages:
-            return self._messages(wire, thinking, sampling)
+            return self._messages(wire, thinking, sampling, options.form)
         return self.encode_text(wire.prompt or "", options, sampling, thinking)
 
     def encode_text(
@@ -172,7 +179,7 @@ class PromptEncoder:
             tokenizer = self._codec.tokenizer
             check_length(tokenizer.least_text_tokens(text), self._max_model_len, "prompt")
             ids = (self._bos_id, *tokenizer.encode(text))
-            return self._plain(ids, sampling)
+            return self._plain(ids, replace(sampling, grammar=_plain_grammar(options.form)))
         thinking = options.thinking if thinking is None else thinking
         user = UserMessage(PromptText.of(text))
         if options.system is None:
@@ -182,10 +189,18 @@ class PromptEncoder:
                 (SystemMessage(PromptText.of(options.system)), user), thinking
             )
         stage = ThinkingStage.REASONING_START if thinking else None
-        return self.conversation(conversation, ParsingOptions(thinking_stage=stage), sampling)
+        parsing = ParsingOptions(thinking_stage=stage)
+        if options.form is not None:
+            grammar = self._codec.answer_grammar(AnswerRules(options.form), parsing)
+            sampling = replace(sampling, grammar=grammar)
+        return self.conversation(conversation, parsing, sampling)
 
     def _messages(
-        self, wire: PromptLine, thinking: bool, sampling: SamplingParams
+        self,
+        wire: PromptLine,
+        thinking: bool,
+        sampling: SamplingParams,
+        form: FormatRule | None,
     ) -> PreparedPrompt:
         """Messages as the server takes them, by the server's own rules."""
         body = {
@@ -197,6 +212,12 @@ class PromptEncoder:
         }
         request = convert_chat(msgspec.json.encode(body), self._codec.options(_MODEL))
         check_supported(request)
+        if form is not None:
+            rules = request.rules or AnswerRules()
+            combined = answer_rules(
+                form, rules.tools, required=rules.required, parallel=rules.parallel
+            )
+            request = replace(request, rules=combined)
         sampling = replace(sampling, grammar=self._codec.grammar(request))
         return self.conversation(request.conversation, request.parsing, sampling)
 
@@ -226,6 +247,11 @@ class PromptEncoder:
         if sampling.max_tokens is not None:
             return sampling
         return dataclasses.replace(sampling, max_tokens=min(default, room))
+
+
+def _plain_grammar(form: FormatRule | None) -> GrammarSpec | None:
+    """Of an answer without reasoning."""
+    return None if form is None else GrammarSpec(form.kind, form.text)
 
 
 def scan(path: Path) -> dict[str, int]:

@@ -59,8 +59,8 @@ class EngineConfig:
     grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
     "xgrammar". grammar_cache_bytes: memory for compiled grammars and their masks.
     grammar_cache_dir: where compiled grammars are kept for the next start; only xgrammar's can be,
-    None: nowhere. grammar_compile_timeout_s: seconds until a request whose grammar is still not
-    compiled ends. grammar_threads: grammars compiled at once.
+    None: nowhere. grammar_compile_timeout_s: seconds from its arrival until a request whose grammar
+    is still not compiled ends. grammar_threads: grammars compiled at once, besides slow ones.
     """
 
     dtype: str = "float32"

@@ -15,6 +15,9 @@ from headrace.errors import InvalidRequest
 
 MAX_GRAMMAR_CHARACTERS = 2**20
 MAX_TRIGGER_TOKENS = 64
+# Of white space in a row between the parts of JSON: enough for indented text, and an end for a
+# model that would go on for ever.
+MAX_JSON_SPACES = 32
 
 
 class GrammarKind(StrEnum):

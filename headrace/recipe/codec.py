@@ -19,8 +19,10 @@ from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.conversation import Conversation
 from headrace.recipe.converted import ConvertedRequest, ParsingOptions, Protocol, ThinkingStage
 from headrace.recipe.grammar.calls import Markup
+from headrace.recipe.grammar.rules import AnswerRules
 from headrace.recipe.grammar.spec import AnswerStart, grammar_spec
 from headrace.recipe.options import ConvertOptions, ModelVersion
+from headrace.recipe.prompt_size import largest_field
 from headrace.recipe.protocols.sampling import resolve_max_tokens
 from headrace.recipe.render import CALL_FORMATS, render
 from headrace.recipe.stream import AnswerStream
@@ -38,9 +40,10 @@ _FIELDS: dict[Protocol, dict[str, str]] = {
 def check_length(least_tokens: int, context_limit: int, param: str) -> None:
     """Raise ContextTooLong when a prompt of at least `least_tokens` leaves no room to answer."""
     if least_tokens >= context_limit:
+        what = f"the {param}" if param.isidentifier() else param
         raise ContextTooLong(
             f"This model's maximum context length is {context_limit} tokens. However, your "
-            f"request has at least {least_tokens} tokens. Please reduce the length of the {param}.",
+            f"request has at least {least_tokens} tokens. Please reduce the length of {what}.",
             param=param,
         )
 
@@ -83,14 +86,21 @@ class Codec:
         it is tokenized, which would take long for nothing. One that is refused by its true length
         is left to `sampling`.
         """
-        field = "messages"
-        if isinstance(request, ConvertedRequest):
-            field = _FIELDS[request.protocol].get(field, field)
-            request = request.conversation
-        prompt = render(request, self.version, self.special)
-        if context_limit is not None:
-            check_length(self.tokenizer.least_tokens(prompt), context_limit, field)
+        converted = request if isinstance(request, ConvertedRequest) else None
+        conversation = request.conversation if isinstance(request, ConvertedRequest) else request
+        prompt = render(conversation, self.version, self.special)
+        if context_limit is not None and (
+            (least := self.tokenizer.least_tokens(prompt)) >= context_limit
+        ):
+            field = "messages" if converted is None else self._largest_field(converted)
+            check_length(least, context_limit, field)
         return self.tokenizer.encode_prompt(prompt)
+
+    def _largest_field(self, request: ConvertedRequest) -> str:
+        """The field to shorten when the prompt is too long."""
+        prompt = render(request.conversation, self.version, self.special)
+        messages = _FIELDS[request.protocol].get("messages", "messages")
+        return largest_field(request, messages, len(prompt.text))
 
     def count(self, request: ConvertedRequest) -> int:
         """Length of `encode` in tokens."""
@@ -121,6 +131,10 @@ class Codec:
                 grammar=self.grammar(request),
                 **extra,
             )
+        except ContextTooLong as error:
+            field = self._largest_field(request)
+            more = "" if field.isidentifier() else f" The longest part is {field}."
+            raise ContextTooLong(error.message + more, param=field) from None
         except InvalidRequest as error:
             name = error.param or ""
             error.param = _FIELDS[request.protocol].get(name, error.param)
@@ -130,14 +144,20 @@ class Codec:
         """What the answer is held to, and from where on."""
         if request.rules is None:
             return None
-        added, parsing = self.tokenizer.added, request.parsing
+        return self.answer_grammar(request.rules, request.parsing, request.version)
+
+    def answer_grammar(
+        self, rules: AnswerRules, parsing: ParsingOptions, version: ModelVersion | None = None
+    ) -> GrammarSpec | None:
+        """The grammar of these rules for an answer that is read so. version: None: the codec's."""
+        added = self.tokenizer.added
         start = AnswerStart(
             parsing.thinking_stage in _REASONING,
             parsing.starts_in_tool_calls,
             added[self.special.thinking_end],
         )
-        markup = Markup(CALL_FORMATS[request.version], added[self.special.dsml])
-        return grammar_spec(request.rules, start, markup)
+        markup = Markup(CALL_FORMATS[version or self.version], added[self.special.dsml])
+        return grammar_spec(rules, start, markup)
 
     def stop_scope(self, parsing: ParsingOptions) -> StopScope:
         """The part of an answer in which stop strings count: its content, without tool calls."""

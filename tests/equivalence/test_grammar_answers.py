@@ -19,10 +19,13 @@ from headrace.config import EngineConfig
 from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.core.output import FinishReason, RequestOutput
 from headrace.core.sampling import SamplingParams
+from headrace.core.schema.schema import check_schema_form
 from headrace.engine.grammar.backend import TokenTable
 from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
 from headrace.engine.llm import LLM
+from headrace.errors import InvalidRequest
 from headrace.recipe.tokenizer import Tokenizer
+from tests.property.recipe.drawn_schemas import MISSING, drawn
 from tests.unit.engine.grammar.grammars import Schemas, schema
 
 # Part of an answer's tokens must be structure: a random model fills strings and white space.
@@ -44,7 +47,7 @@ def answers(
     model: str, tiny_dir: Path, schemas: list[dict[str, Any]], **changes: Any
 ) -> tuple[list[RequestOutput], Tokenizer, TokenTable]:
     """One answer per schema; every fourth is greedy, the others are seeded at temperature 1."""
-    max_tokens = changes.pop("max_tokens", 60)
+    max_tokens, temperature = changes.pop("max_tokens", 60), changes.pop("temperature", None)
     with opened(model, tiny_dir, **changes) as (llm, tokenizer):
         bias = {tokenizer.encode(text)[0]: value for text, value in BIAS.items()}
         params = [
@@ -52,7 +55,7 @@ def answers(
                 grammar=schema(value),
                 max_tokens=max_tokens,
                 seed=number,
-                temperature=0.0 if number % 4 == 3 else 1.0,
+                temperature=temperature or (0.0 if number % 4 == 3 else 1.0),
                 logit_bias=bias,
             )
             for number, value in enumerate(schemas)
@@ -62,31 +65,49 @@ def answers(
         return outputs, tokenizer, TokenTable.of(tokenizer, spec.vocab_size, spec.eos_id)
 
 
-def check_answers(model: str, tiny_dir: Path, count: int, seed: int) -> dict[str, int]:
-    """Check one answer for each of `count` schemas; how they ended."""
-    schemas = list(islice(Schemas(seed), count))
-    outputs, tokenizer, table = answers(model, tiny_dir, schemas)
+def check_answers(
+    model: str, tiny_dir: Path, schemas: list[dict[str, Any]], **changes: Any
+) -> dict[str, int]:
+    """Check one answer for each schema that the protocols take; how they ended."""
+    forms = [normal(value) for value in schemas]
+    kept = [(value, form) for value, form in zip(schemas, forms, strict=True) if form is not None]
+    outputs, tokenizer, table = answers(model, tiny_dir, [form for _, form in kept], **changes)
     backend = LlguidanceBackend(table)
-    ends = {"finished": 0, "cut": 0}
-    for value, output in zip(schemas, outputs, strict=True):
-        if output.finish is FinishReason.STOP:
+    ends = {"refused": len(schemas) - len(kept), "contradictory": 0, "finished": 0, "infinite": 0}
+    ends["cut"] = 0
+    for (value, form), output in zip(kept, outputs, strict=True):
+        if output.finish is FinishReason.ERROR:
+            assert "grammar cannot be compiled" in (output.error or ""), (value, output.error)
+            ends["contradictory"] += 1
+        elif output.finish is FinishReason.STOP:
             ends["finished"] += 1
             instance = json.loads(tokenizer.decode(output.token_ids[:-1]))
+            if "Infinity" in json.dumps(instance):
+                ends["infinite"] += 1  # 1e999 is JSON, and no number of most programs
+                continue
             validator = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
             assert validator.is_valid(instance), (value, output.text)
         else:
             assert output.finish is FinishReason.LENGTH, output.error
             ends["cut"] += 1
-            fresh = backend.compile(GrammarKind.JSON_SCHEMA, json.dumps(value)).matcher()
+            fresh = backend.compile(GrammarKind.JSON_SCHEMA, json.dumps(form)).matcher()
             fresh.accept(output.token_ids)  # a prefix of a valid answer
     return ends
+
+
+def normal(value: dict[str, Any]) -> Any:
+    """What the engine gets of a schema, as protocols read it; None: it is refused."""
+    try:
+        return json.loads(check_schema_form(value, "schema").text())
+    except InvalidRequest:
+        return None
 
 
 @pytest.mark.parametrize(("model", "count"), [("tiny-8", 60), ("embedded", 30)])
 def test_finished_answers_are_valid_and_cut_ones_are_prefixes(
     tiny_dir: Path, model: str, count: int
 ) -> None:
-    ends = check_answers(model, tiny_dir, count, seed=11)
+    ends = check_answers(model, tiny_dir, list(islice(Schemas(11), count)))
     assert ends["finished"] > count // 3
     assert ends["cut"] > 0
 
@@ -96,7 +117,22 @@ def test_finished_answers_are_valid_and_cut_ones_are_prefixes(
 def test_finished_answers_are_valid_and_cut_ones_are_prefixes_sweep(
     tiny_dir: Path, model: str
 ) -> None:
-    print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, 1000, seed=12))
+    schemas = list(islice(Schemas(12), 1000))
+    print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, schemas))
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_answers_to_drawn_schemas_are_valid(tiny_dir: Path) -> None:
+    ends = check_answers("tiny-8", tiny_dir, drawn(40))
+    assert ends["finished"] > 10
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_answers_to_drawn_schemas_are_valid_sweep(tiny_dir: Path) -> None:
+    """The schemas of hypothesis-jsonschema, the random model, temperature 1."""
+    schemas = drawn(1000)
+    print({"drawn": len(schemas)} | check_answers("tiny-8", tiny_dir, schemas, temperature=1.0))
 
 
 @pytest.mark.parametrize(

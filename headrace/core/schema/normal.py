@@ -2,9 +2,10 @@
 
 Contract: `normal_spec` reads the schema of a `GrammarSpec` that somebody has built by hand as
 schemas over HTTP are read; `normal_lark` does the same to each `%json {...}` of a Lark text, whose
-lines stay where they are. A library given such schemas as they are can end the process (long chains
-of references) or never return (`multipleOf` of many digits). Raises InvalidGrammar with the path of
-the keyword. Called by `engine/engine.py` and by `recipe/grammar/rules.py`.
+lines stay where they are, and bounds its white space. A library given such schemas as they are can
+end the process (long chains of references) or never return (`multipleOf` of many digits). Raises
+InvalidGrammar with the path of the keyword. Called by `engine/engine.py` and by
+`recipe/grammar/rules.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind, GrammarSpec
 from headrace.core.schema.schema import check_schema_form
 from headrace.errors import InvalidGrammar, InvalidRequest
 
 # Texts may have a million characters.
 _REMEMBERED = 16
+# As in whole schemas: white space has an end.
+_JSON_OPTIONS = f'"x-guidance":{{"whitespace_pattern":"[ \\n\\r\\t]{{1,{MAX_JSON_SPACES}}}"}}'
 _EMBEDDED = re.compile(r"%json[ \t\r\n]*(?=\{)")
 
 
@@ -49,8 +52,6 @@ def normal_lark(text: str, path: str) -> str:
             value, after = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue  # the library cannot read it either, or it is no schema: a literal, a comment
-        if not value:
-            continue
         schema = text[start:after]
         try:
             normal = _normal_text(value, "schema")
@@ -59,7 +60,9 @@ def normal_lark(text: str, path: str) -> str:
             raise InvalidGrammar(
                 f"{path}: %json in line {line}: {error.message}", param=path
             ) from None
-        parts += (text[end:start], "{", "\n" * schema.count("\n"), normal[1:])
+        rest = normal.removeprefix("{") if value else "}"
+        options = _JSON_OPTIONS if rest == "}" else _JSON_OPTIONS + ","
+        parts += (text[end:start], "{", "\n" * schema.count("\n"), options, rest)
         end = after
     return "".join((*parts, text[end:]))
 

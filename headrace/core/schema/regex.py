@@ -72,7 +72,7 @@ def normal_regex(text: str, *, whole: bool = False) -> str:
     """The expression in plain form, which the whole string has to match.
 
     whole: `text` describes the whole string already; otherwise any part of it, as in JSON Schema.
-    Raises RegexError.
+    Raises RegexError; positions in its texts count characters from 1.
     """
     if len(text) > MAX_REGEX_CHARACTERS:
         raise RegexError(f"has {len(text)} characters, at most {MAX_REGEX_CHARACTERS} are allowed")
@@ -101,21 +101,23 @@ def _escaped_char(match: re.Match[str]) -> str:
 
 
 class _Reader:
-    """Recursive descent over one expression."""
+    """Recursive descent over one expression. Positions in errors count from 1."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._item = 0  # where what is being read begins; errors name it
         self._level = 0
 
     def read(self) -> _Node:
         node = self._choice()
         if self._at < len(self._text):
+            self._item = self._at
             self._fail("has a `)` without its `(`")
         return node
 
     def _fail(self, problem: str) -> NoReturn:
-        raise RegexError(f"{problem} at position {self._at}")
+        raise RegexError(f"{problem} at position {self._item + 1}")
 
     def _peek(self, start: str) -> bool:
         return self._text.startswith(start, self._at)
@@ -128,6 +130,7 @@ class _Reader:
 
     def _next(self) -> str:
         if self._at >= len(self._text):
+            self._item = self._at
             self._fail("ends too early")
         self._at += 1
         return self._text[self._at - 1]
@@ -145,6 +148,7 @@ class _Reader:
         return nodes[0] if len(nodes) == 1 else _Sequence(tuple(nodes))
 
     def _repeated(self, node: _Node) -> _Node:
+        self._item = self._at
         bounds = self._quantifier()
         if bounds is None:
             return node
@@ -152,6 +156,7 @@ class _Reader:
             self._fail("repeats an anchor")
         # Laziness changes which match is found, not what is matched.
         self._take("?")
+        self._item = self._at
         if self._peek("+"):
             self._fail("has a possessive quantifier, which is not supported,")
         if self._quantifier() is not None:
@@ -178,6 +183,7 @@ class _Reader:
         return least, most
 
     def _atom(self) -> _Node:
+        self._item = self._at
         char = self._next()
         match char:
             case "^" | "$":
@@ -195,6 +201,7 @@ class _Reader:
         return _Char(((ord(char), ord(char)),))
 
     def _group(self) -> _Node:
+        start = self._item
         self._level += 1
         if self._level > MAX_NESTING:
             self._fail(f"nests more than {MAX_NESTING} groups")
@@ -202,6 +209,7 @@ class _Reader:
             self._group_kind()
         node = self._choice()
         if not self._take(")"):
+            self._item = start
             self._fail("has a `(` without its `)`")
         self._level -= 1
         return node
@@ -305,9 +313,11 @@ class _Reader:
         return code
 
     def _class(self) -> ClassItems:
+        start = self._item
         inverted = self._take("^")
         items: list[tuple[int, int] | str] = []
         while not self._take("]"):
+            self._item = self._at
             first = self._class_atom()
             if self._peek("-") and not self._peek("-]"):
                 self._at += 1
@@ -324,6 +334,7 @@ class _Reader:
                 items += first
         found = negated(tuple(items)) if inverted else tuple(items)
         if not found:
+            self._item = start
             self._fail("has a character class that matches nothing")
         return found
 

@@ -15,16 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from headrace.core.schema.formats import KNOWN, UNCHECKED, format_patterns
+from headrace.core.schema.formats import KNOWN, MAX_LENGTHS, UNCHECKED, format_pattern
 from headrace.core.schema.regex import RegexError, normal_regex
 from headrace.core.schema.schema_links import check_links
 from headrace.core.schema.schema_refs import Document, reachable
 from headrace.core.schema.schema_sizes import (
+    FORMAT_LENGTH,
+    FORMAT_PATTERN,
     check_arrays,
     check_enum,
     check_numbers,
     check_objects,
     check_strings,
+    check_value,
     count_of,
     number_of,
 )
@@ -36,6 +39,7 @@ from headrace.core.schema.schema_tables import (
     TYPES,
     Mode,
     says_nothing,
+    step,
 )
 from headrace.errors import InvalidRequest
 
@@ -86,7 +90,8 @@ def check_schema_form(
         number, target = len(definitions), reader.document.targets[len(definitions)]
         definitions[str(number)] = reader.node(target.schema, target.path, 0)
     form = SchemaForm(root, definitions)
-    if not check_links(form.root, definitions, reader.later, path, mode):
+    places = [path, *(target.path for target in reader.document.targets)]
+    if not check_links(form.root, definitions, reader.later, places, mode):
         return SchemaForm(True)
     size = len(form.text().encode())
     if size > LIMITS.bytes:
@@ -216,9 +221,12 @@ class _Reader:
         self._enum_values += len(value)
         if self._enum_values > LIMITS.enum_values:
             self.fail(path, f"the schema lists more than {LIMITS.enum_values} values")
+        for i, entry in enumerate(value):
+            check_value(entry, f"{path}[{i}]")
         return {"enum": value}
 
     def _const(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
+        check_value(value, path)
         return {"const": value}
 
     def _alternatives(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
@@ -302,7 +310,7 @@ class _Reader:
             self.fail(path, f"the pattern {error}")
 
     def _pattern(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
-        return self._with_pattern(schema, (self.regex(value, path),), "pattern")
+        return self._with_pattern(schema, self.regex(value, path), "pattern")
 
     def _format(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
         types = schema.get("type", "string")
@@ -312,19 +320,13 @@ class _Reader:
             self.fail(path, f"the format {value!r} is not supported; known: {_known_formats()}")
         if value not in KNOWN:
             return {}
-        return self._with_pattern(schema, format_patterns(value), "format")
+        found = self._with_pattern(schema, format_pattern(value), "format")
+        return found | {FORMAT_LENGTH: MAX_LENGTHS[value]} if value in MAX_LENGTHS else found
 
-    def _with_pattern(
-        self, schema: dict[str, Any], patterns: tuple[str, ...], keyword: str
-    ) -> dict[str, Any]:
-        """`pattern` holds one expression; further ones become conditions of their own."""
-        texts = [f"^(?:{text})$" for text in patterns]
-        if keyword == "pattern" or not isinstance(schema.get("pattern"), str):
-            first, rest = texts[0], texts[1:]
-            more = {"pattern": first}
-        else:
-            more, rest = {}, texts
-        return {**more, PATTERNS: rest} if rest else more
+    def _with_pattern(self, schema: dict[str, Any], pattern: str, keyword: str) -> dict[str, Any]:
+        """`pattern` holds one expression; a second one becomes a condition of its own."""
+        first = keyword == "pattern" or not isinstance(schema.get("pattern"), str)
+        return {"pattern" if first else FORMAT_PATTERN: f"^(?:{pattern})$"}
 
     def _number(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
         return {path.rpartition(".")[2]: number_of(value, path)}
@@ -333,13 +335,9 @@ class _Reader:
         return {path.rpartition(".")[2]: count_of(value, path)}
 
 
-# Further expressions for a string, moved into `allOf` when the node is complete.
-PATTERNS = "patterns"
 _OPENS = frozenset(("$ref", "anyOf", "oneOf", "allOf", "patternProperties", "additionalProperties"))
 # What is looked at once all definitions are known.
-_LATER = frozenset(
-    (*IN_PLACE, "$ref", "multipleOf", "enum", "const", "exclusiveMinimum", "exclusiveMaximum")
-)
+_LATER = frozenset((*IN_PLACE, "$ref", "multipleOf", "enum", "const"))
 _Read = Callable[[_Reader, Any, dict[str, Any], str, int], dict[str, Any]]
 _KEYWORDS: dict[str, _Read] = {
     "type": _Reader._type,
@@ -388,12 +386,6 @@ def uncombined(node: dict[str, Any]) -> dict[str, Any]:
         kept.pop("minLength", None)
         kept.pop("maxLength", None)
     return kept
-
-
-def step(name: str) -> str:
-    """One step of a path."""
-    plain = name.replace("$", "").replace("-", "").replace("_", "")
-    return f".{name}" if plain.isalnum() else f"[{name!r}]"
 
 
 def _known_formats() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from math import ceil, floor
 from typing import Any, NoReturn
 
 from headrace.core.schema.schema_refs import recursive
@@ -21,15 +20,13 @@ from headrace.core.schema.schema_sizes import (
     type_of,
     types_of,
 )
-from headrace.core.schema.schema_tables import IN_PLACE, LIMITS, Mode
+from headrace.core.schema.schema_tables import IN_PLACE, LIMITS, Mode, step
 from headrace.errors import InvalidRequest
 
 Schema = bool | dict[str, Any]
 _MAX_ROUNDS = 50
 _LOOK_AHEAD = 8  # levels of references and alternatives that are compared
 _MAX_COMPARISONS = 50_000
-_LOWER = ("minimum", "exclusiveMinimum")
-_UPPER = ("maximum", "exclusiveMaximum")
 
 
 def _fail(path: str, problem: str) -> NoReturn:
@@ -40,14 +37,18 @@ def check_links(
     root: Schema,
     definitions: Mapping[str, Schema],
     later: list[tuple[dict[str, Any], str]],
-    path: str,
+    places: list[str],
     mode: Mode,
 ) -> bool:
-    """Check the nodes together, changing them in place; False: in mode LOOSE nothing is left."""
-    links = _Links(definitions)
+    """Check the nodes together, changing them in place; False: in mode LOOSE nothing is left.
+
+    later: nodes to be checked, all with references among them, and where they are. places: of the
+    root, then of the definitions.
+    """
+    links = _Links(definitions, {id(node): place for node, place in later})
     try:
-        links.check_chains(root, path)
-        links.check_ends(root, path)
+        links.check_chains(root, places[0])
+        links.check_ends(root, places)
         for node, place in later:
             if mode is not Mode.LOOSE:
                 links.check_possible(node, place)
@@ -62,14 +63,15 @@ def check_links(
 class _Links:
     """The definitions of one schema."""
 
-    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], places: Mapping[int, str]) -> None:
+        """places: of nodes, by id()."""
         self._definitions = definitions
+        self._places = places
         # By id() of nodes, which all live as long as this object does.
         self._types: dict[int, frozenset[str]] = {}
         self._multiples: dict[int, frozenset[int | float]] = {}
         self._variants: dict[int, int] = {}
         self._patterns: dict[int, frozenset[str]] = {}
-        self._bounds: dict[int, frozenset[tuple[str, int | float]]] = {}
         self._comparisons = 0
         self._recursive = recursive(definitions)
 
@@ -102,7 +104,9 @@ class _Links:
         if known is not None:
             return known
         if id(node) in active:
-            _fail(path, "a reference leads back to itself with nothing in between")
+            place = self._places.get(id(node), path)
+            place += ".$ref" if "$ref" in node else ""
+            _fail(place, "a reference leads back to itself with nothing in between")
         if depth > LIMITS.depth:
             _fail(path, f"more than {LIMITS.depth} references follow one another")
         active.add(id(node))
@@ -111,7 +115,7 @@ class _Links:
         active.discard(id(node))
         return lengths[id(node)]
 
-    def check_ends(self, root: Schema, path: str) -> None:
+    def check_ends(self, root: Schema, places: list[str]) -> None:
         """Some finite value fits (least fixed point over the definitions)."""
         finite: set[str] = set()
         names = list(reversed(list(self._definitions)))  # what is found late is needed early
@@ -120,7 +124,24 @@ class _Links:
             if not new:
                 break
         if not self._ends(root, finite):
-            _fail(path, "every value that fits is endless: a required part contains itself")
+            place = self._endless_place(root, places, finite)
+            _fail(place, "every value that fits is endless: a required part contains itself")
+
+    def _endless_place(self, root: Schema, places: list[str], finite: set[str]) -> str:
+        """The reference that closes the circle."""
+        node, place, seen = root, places[0], set[str]()
+        while isinstance(node, dict):
+            if "$ref" in node and (name := node["$ref"].rpartition("/")[2]) not in finite:
+                if name in seen or self._definitions[name] is root:
+                    return f"{place}.$ref"
+                seen.add(name)
+                node, place = self._definitions[name], places[int(name) + 1]
+                continue
+            inner = next((e for e in _needed(node) if not self._ends(e[0], finite)), None)
+            if inner is None:
+                break
+            node, place = inner[0], place + inner[1]
+        return place
 
     def _add(self, name: str, finite: set[str]) -> bool:
         if self._ends(self._definitions[name], finite):
@@ -176,8 +197,6 @@ class _Links:
                 if _reference(entry) in self._recursive:
                     _fail(path, "a part that contains itself cannot be combined with more keywords")
         self.name_patterns(node, path)
-        if "number" in types_of(node):
-            self._check_bounds(node, path)
         values = _values(node)
         if values is not None and set(node) - {"type", "enum", "const"}:
             import jsonschema_rs  # heavy, and hardly any schema needs it
@@ -237,27 +256,6 @@ class _Links:
                 if keyword in node:
                     known *= sum(map(self.variants, node[keyword]))
             known = self._variants[id(node)] = min(known, LIMITS.alternatives + 1)
-        return known
-
-    def _check_bounds(self, node: dict[str, Any], path: str) -> None:
-        """llguidance 1.9.1 allows an excluded whole number when the other bound is within 1."""
-        bounds = self.bounds(node)
-        above = {floor(v) for name, v in bounds if name in _UPPER and v != floor(v)}
-        below = {ceil(v) for name, v in bounds if name in _LOWER and v != ceil(v)}
-        for name, value in bounds:
-            near = {"exclusiveMinimum": above, "exclusiveMaximum": below}.get(name, ())
-            if value in near:
-                _fail(path, f"`{name}` = {value} is not supported with another bound so close")
-
-    def bounds(self, node: Schema) -> frozenset[tuple[str, int | float]]:
-        """Bounds that may hold together, with their keywords."""
-        if not isinstance(node, dict):
-            return frozenset()
-        known = self._bounds.get(id(node))
-        if known is None:
-            own = frozenset((name, node[name]) for name in (*_LOWER, *_UPPER) if name in node)
-            known = own.union(*map(self.bounds, self._beside(node)))
-            self._bounds[id(node)] = known
         return known
 
     def multiples(self, node: Schema) -> frozenset[int | float]:
@@ -346,6 +344,21 @@ class _Links:
         )
 
 
+def _needed(node: dict[str, Any]) -> Iterator[tuple[Schema, str]]:
+    """Parts of which a value needs some, or all, and the steps to them."""
+    for keyword in IN_PLACE:
+        yield from ((e, f".{keyword}[{i}]") for i, e in enumerate(node.get(keyword, ())))
+    properties = node.get("properties", {})
+    for name in node.get("required", ()):
+        if name in properties:
+            yield properties[name], f".properties{step(name)}"
+        else:
+            yield node.get("additionalProperties", True), ".additionalProperties"
+    yield from ((e, f".prefixItems[{i}]") for i, e in enumerate(node.get("prefixItems", ())))
+    if node.get("minItems", 0) > len(node.get("prefixItems", ())):
+        yield node.get("items", True), ".items"
+
+
 def _sources(node: dict[str, Any]) -> list[Schema]:
     """The schemas that a node combines; its plain keywords count as one."""
     conditions = list(node.get("allOf", ()))
@@ -382,11 +395,7 @@ def _values(node: dict[str, Any]) -> list[Any] | None:
 
 
 def _ranges_disjoint(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    for low, high in ((a, b), (b, a)):
-        for least, above in (("minimum", False), ("exclusiveMinimum", True)):
-            for most, below in (("maximum", False), ("exclusiveMaximum", True)):
-                if least in low and most in high:
-                    gap = low[least] - high[most]
-                    if gap > 0 or (gap == 0 and (above or below)):
-                        return True
-    return False
+    return any(
+        "minimum" in low and "maximum" in high and low["minimum"] > high["maximum"]
+        for low, high in ((a, b), (b, a))
+    )

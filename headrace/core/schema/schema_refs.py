@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from headrace.core.schema.schema_tables import DRAFTS, LEGACY_DRAFTS, LIMITS
+from headrace.core.schema.schema_tables import DRAFTS, LEGACY_DRAFTS, LIMITS, step
 from headrace.errors import InvalidRequest
 
 
@@ -85,7 +85,7 @@ class Document:
         for token in pointer.split("/")[1:]:
             key = token.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and key in node:
-                node, path = node[key], f"{path}.{key}"
+                node, path = node[key], f"{path}{step(key)}"
             elif isinstance(node, list) and key.isascii() and key.isdigit():
                 if len(key) > 9 or int(key) >= len(node):
                     return None
@@ -93,6 +93,14 @@ class Document:
             else:
                 return None
         return node, path
+
+
+def check_references(root: Any, path: str) -> None:
+    """Raise InvalidRequest at the first reference that cannot be followed."""
+    document = Document(root, path)
+    for node, place in subschemas(root, path):
+        if isinstance(node.get("$ref"), str):
+            document.number(node["$ref"], f"{place}.$ref")
 
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -119,7 +127,7 @@ def subschemas(root: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str]
         yield node, place
         for keyword in _MAPS:
             if isinstance(entries := node.get(keyword), dict):
-                waiting += ((e, f"{place}.{keyword}.{name}") for name, e in entries.items())
+                waiting += ((e, f"{place}.{keyword}{step(name)}") for name, e in entries.items())
         for keyword in _LISTS:
             if isinstance(entries := node.get(keyword), list):
                 waiting += ((e, f"{place}.{keyword}[{i}]") for i, e in enumerate(entries))

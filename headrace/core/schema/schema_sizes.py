@@ -8,9 +8,9 @@ cannot be enforced. Called by `schema.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import Any, NoReturn
 
 from headrace.core.schema.schema_tables import IN_PLACE
@@ -19,6 +19,8 @@ from headrace.errors import InvalidRequest
 # Bounds are compared as 64-bit floats, and written out digit by digit.
 MAX_BOUND = 2**53
 MIN_BOUND = 1e-15
+MAX_DECIMALS = 22  # behind the point; the powers of ten up to here are floats
+FLOAT_DIGITS = 15  # digits of a decimal that a 64-bit float always keeps
 MAX_COUNT = 100_000
 # An automaton counts remainders, so that its size is the number of them; measured: 1 to 3 ms.
 MAX_REMAINDERS = 1_000
@@ -111,6 +113,33 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def check_value(value: Any, path: str) -> None:
+    """Numbers of a listed value are written so that every program reads them as themselves."""
+    match value:
+        case bool() | str() | None:
+            return
+        case dict():
+            for entry in value.values():
+                check_value(entry, path)
+        case list():
+            for entry in value:
+                check_value(entry, path)
+        case _ if abs(value) > MAX_BOUND or not _is_plain(value):
+            _fail(
+                path,
+                f"only numbers up to 2^53 with at most {FLOAT_DIGITS} digits are supported: not "
+                "every program reads others alike",
+            )
+
+
+def _is_plain(value: int | float) -> bool:
+    """Whether all readers of JSON make the same float of it; some drop a bit of longer ones."""
+    if isinstance(value, int):
+        return True
+    digits = Decimal(repr(value)).normalize().as_tuple()
+    return len(digits.digits) <= FLOAT_DIGITS and int(digits.exponent) >= -MAX_DECIMALS
+
+
 def check_enum(node: dict[str, Any], path: str) -> None:
     """`enum` and `const` leave something of each other and of `type`."""
     types = types_of(node)
@@ -124,7 +153,7 @@ def check_enum(node: dict[str, Any], path: str) -> None:
 
 
 def check_numbers(node: dict[str, Any], path: str) -> None:
-    """Some number lies between the bounds."""
+    """Some number lies between the bounds; they become bounds that 64-bit floats keep."""
     low, above = _strictest(node, "minimum", "exclusiveMinimum", max)
     high, below = _strictest(node, "maximum", "exclusiveMaximum", min)
     name = next((n for n in ("minimum", "exclusiveMinimum") if n in node), "minimum")
@@ -132,15 +161,73 @@ def check_numbers(node: dict[str, Any], path: str) -> None:
         _fail(f"{path}.{name}", "no number is within the bounds")
     unit = Fraction(repr(node["multipleOf"])) if "multipleOf" in node else None
     types = types_of(node)
-    if "integer" in types and "number" not in types:
+    whole = "integer" in types and "number" not in types
+    if whole:
         unit = Fraction(1) if unit is None else _common_multiple(unit, Fraction(1))
-    if unit is None or low is None or high is None:
-        return
-    first, last = ceil(low / unit), floor(high / unit)
-    first += above and first * unit == low
-    last -= below and last * unit == high
-    if first > last and types & {"number", "integer"} == types:
-        _fail(f"{path}.{name}", "no number within the bounds is allowed")
+    if unit is not None and low is not None and high is not None:
+        first, last = ceil(low / unit), floor(high / unit)
+        first += above and first * unit == low
+        last -= below and last * unit == high
+        if first > last and types & {"number", "integer"} == types:
+            _fail(f"{path}.{name}", "no number within the bounds is allowed")
+    _shorten_bounds(node)
+    if whole and unit == 1:
+        node.pop("multipleOf", None)  # such as 0.5: it says nothing
+    if unit is not None and "multipleOf" in node:
+        _limit_multiples(node, unit)
+    if node.get("minimum", -inf) > node.get("maximum", inf):
+        _fail(f"{path}.{name}", "the bounds are too close to each other, or too large, for floats")
+
+
+def _shorten_bounds(node: dict[str, Any]) -> None:
+    """Bounds that are excluded themselves, or have many digits -> the next ones that are not.
+
+    Who reads 2.00000000000000000001 as a 64-bit float has a 2, which may be excluded. A bound that
+    is allowed itself has no such neighbours.
+    """
+    for strict, closed, up in _EXCLUSIVE:
+        bounds = [_shortened(node[closed], up=up)] if closed in node else []
+        if strict in node:
+            bounds.append(_beside(node.pop(strict), up=up))
+        if bounds:
+            node[closed] = max(bounds) if up else min(bounds)
+
+
+_EXCLUSIVE = (("exclusiveMinimum", "minimum", True), ("exclusiveMaximum", "maximum", False))
+
+
+def _beside(bound: int | float, *, up: bool) -> int | float:
+    """The next number with 15 digits, which floats and the grammar library keep apart from it."""
+    if abs(bound) >= 10**FLOAT_DIGITS // 10:
+        return floor(bound) + 1 if up else ceil(bound) - 1
+    step = _unit(bound) if bound else Decimal(10) ** -FLOAT_DIGITS
+    near = Decimal(repr(bound)).quantize(step, ROUND_FLOOR if up else ROUND_CEILING)
+    return float(near + step if up else near - step)
+
+
+def _shortened(bound: int | float, *, up: bool) -> int | float:
+    """The bound, or the next number with so many digits as all readers of JSON read alike."""
+    if bound == floor(bound):
+        return int(bound)
+    if _is_plain(bound):
+        return bound
+    return float(Decimal(repr(bound)).quantize(_unit(bound), ROUND_CEILING if up else ROUND_FLOOR))
+
+
+def _unit(bound: int | float) -> Decimal:
+    """The last of the digits of a bound that count."""
+    exponent = Decimal(repr(bound)).adjusted() + 1 - FLOAT_DIGITS
+    return Decimal(10) ** min(0, max(exponent, -MAX_DECIMALS))
+
+
+def _limit_multiples(node: dict[str, Any], unit: Fraction) -> None:
+    """Multiples have at most 15 digits, or a float of them is not a multiple any more."""
+    decimals = 0
+    while (unit * 10**decimals).denominator > 1:
+        decimals += 1
+    most = 10 ** (FLOAT_DIGITS - decimals) if decimals else MAX_BOUND
+    node["minimum"] = max(node.get("minimum", -most), -most)
+    node["maximum"] = min(node.get("maximum", most), most)
 
 
 def _common_multiple(a: Fraction, b: Fraction) -> Fraction:
@@ -173,12 +260,19 @@ def _check_order(node: dict[str, Any], path: str, low: str, high: str) -> None:
         _fail(f"{path}.{low}", f"is greater than `{high}`")
 
 
+# What a format says beside `pattern` and `maxLength`, until the node is complete.
+FORMAT_PATTERN, FORMAT_LENGTH = "format pattern", "format length"
+
+
 def check_strings(node: dict[str, Any], path: str) -> None:
-    """Lengths; further expressions become conditions."""
+    """Lengths; a second expression becomes a condition."""
+    if FORMAT_LENGTH in node:
+        # One limit of the length: the library can combine a pattern with one, hardly with two.
+        most = node.pop(FORMAT_LENGTH)
+        node["maxLength"] = min(most, node.get("maxLength", most))
     _check_order(node, path, "minLength", "maxLength")
-    patterns = node.pop("patterns", ())
-    if patterns:
-        node["allOf"] = [*node.get("allOf", ()), *({"pattern": text} for text in patterns)]
+    if FORMAT_PATTERN in node:
+        node["allOf"] = [*node.get("allOf", ()), {"pattern": node.pop(FORMAT_PATTERN)}]
 
 
 def check_arrays(node: dict[str, Any], path: str) -> None:

@@ -138,3 +138,9 @@ def says_nothing(keyword: str, value: object, schema: dict[str, object]) -> bool
         case "propertyNames" | "unevaluatedProperties" | "unevaluatedItems":
             return value is True or value == {}
     return False
+
+
+def step(name: str) -> str:
+    """One step of a path."""
+    plain = name.replace("$", "").replace("-", "").replace("_", "")
+    return f".{name}" if plain.isalnum() else f"[{name!r}]"

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
 
-from headrace.core.grammar import GrammarKind
+from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
@@ -24,12 +25,17 @@ from headrace.errors import InvalidGrammar
 # Without it the library allows only one spelling of text that is certain, and a draft or a model
 # that spells it otherwise would be refused. At the end: lines of errors stay those of the user.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+_WHITE_SPACE = rf"[ \n\r\t]{{1,{MAX_JSON_SPACES}}}"
 # About 2 kB each; deterministic automata of hostile expressions would fill the memory.
 MAX_LEXER_STATES = 50_000
 # Below the recursion limit of the library's JSON reader.
 MAX_SCHEMA_DEPTH = 100
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
+# What the library says of a grammar without any complete text.
+_NO_END = "NoExtensionBias"
+_MAX_SEARCHED = 200  # rules that are searched for the one to blame
+_CIRCULAR = re.compile(r'at (\d+)\(\d+\): circular reference in token "(\w+)"')
 # The library follows rules by recursion: of some 2,000 in a row it would end the process.
 MAX_RULE_DEPTH = 1_000
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
@@ -58,7 +64,7 @@ class LlguidanceBackend:
         if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
             schema = schema_of(kind, text, MAX_SCHEMA_DEPTH)
             # Whoever writes a schema must not change the options of the library by it.
-            schema["x-guidance"] = {"lenient": False, "whitespace_flexible": True}
+            schema["x-guidance"] = {"lenient": False, "whitespace_pattern": _WHITE_SPACE}
             json_schema = json.dumps(schema)
             lark = f"start: %json {json_schema}"
         elif kind is GrammarKind.REGEX:
@@ -72,6 +78,8 @@ class LlguidanceBackend:
         template = LLMatcher(self._tokenizer, lark + _OPTIONS, log_level=0, limits=self._limits)
         if template.is_error():
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
+        if kind is GrammarKind.LARK:
+            _check_ends(template, text)
         return LlguidanceGrammar(template, json_schema)
 
     def serialise(self, grammar: Any) -> bytes | None:
@@ -173,6 +181,35 @@ def _check_rule_depth(text: str) -> None:
                 )
 
 
+def _check_ends(template: LLMatcher, text: str) -> None:
+    """Raise InvalidGrammar where the rules of a Lark text lead around for ever, by their name."""
+    copy = template.deep_copy()
+    copy.compute_bitmask()
+    if not copy.is_error() or _NO_END not in copy.get_error():
+        return
+    parts = _RULE.split(_LITERAL.sub("", text))
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    inner = {name: set(_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
+    for name in list(_reached("start", inner))[:_MAX_SEARCHED]:
+        if any(name in _reached(entry, inner) for entry in inner.get(name, ())):
+            raise InvalidGrammar(
+                f"The lark grammar allows no answer: the rule `{name}` always leads back to "
+                "itself; give it an alternative that ends.",
+                param="grammar",
+            )
+
+
+def _reached(start: str, inner: dict[str, set[str]]) -> dict[str, None]:
+    """The rules that a rule leads to, the near ones first, and itself."""
+    found = {start: None}
+    waiting = deque(found)
+    while waiting:
+        new = sorted(inner.get(waiting.popleft(), set()) - found.keys())
+        found |= dict.fromkeys(new)
+        waiting += new
+    return found
+
+
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
 
@@ -181,6 +218,17 @@ def _reason(kind: GrammarKind, error: str) -> str:
     reason = _first_line(error)
     if reason.startswith("panic"):
         return f"The {kind} grammar cannot be compiled: it is too large for the library."
+    if "Unable to determine if regex is empty" in reason:
+        return (
+            f"The {kind} grammar cannot be compiled: it cannot be told whether any text meets a "
+            "pattern together with another one, a format or a length; simplify one of them."
+        )
+    circular = _CIRCULAR.search(reason)
+    if circular is not None:
+        return (
+            f"The lark grammar cannot be compiled: line {circular[1]}: the terminal "
+            f"`{circular[2]}` contains itself; only rules, whose names are in lower case, can."
+        )
     if kind is not GrammarKind.LARK:
         # Lines and columns of a text that the user has never seen.
         reason = _PLACE.sub("", reason)

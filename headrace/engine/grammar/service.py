@@ -90,7 +90,9 @@ class GrammarService:
 
     def drop(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
-        self._waiting.pop(request_id, None)
+        ticket = self._waiting.pop(request_id, None)
+        if ticket is not None and self._compiler is not None:
+            self._compiler.close(ticket)
 
     def settle(self, timeout_s: float = 0.0) -> list[tuple[str, HeadraceError | None]]:
         """Requests that wait no longer, and why they cannot run; waits if there are none yet."""

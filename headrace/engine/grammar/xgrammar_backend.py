@@ -14,7 +14,7 @@ from typing import Any
 
 import xgrammar
 
-from headrace.core.grammar import GrammarKind
+from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
@@ -74,7 +74,9 @@ class XgrammarBackend:
             return self._compiler.compile_grammar(f"root ::= {literals}")
         schema = schema_of(kind, text, MAX_SCHEMA_DEPTH)
         strict = kind is GrammarKind.JSON_SCHEMA
-        return self._compiler.compile_json_schema(json.dumps(schema), strict_mode=strict)
+        return self._compiler.compile_json_schema(
+            json.dumps(schema), strict_mode=strict, max_whitespace_cnt=MAX_JSON_SPACES
+        )
 
 
 class XgrammarGrammar:

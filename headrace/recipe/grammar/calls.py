@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace.core.grammar import MAX_JSON_SPACES
 from headrace.core.schema.regex import literal_regex
 from headrace.core.schema.regex_classes import ANY
 from headrace.recipe.grammar.tool_rules import ToolRule, Values
 from headrace.recipe.render.common import CallFormat
 
 MAX_COUNTED = 64  # parameters of a tool; of more the order is that of the schema
-# White space in JSON: what the model writes and indented forms, but no endless runs.
-_JSON_OPTIONS = '{"x-guidance":{"whitespace_pattern":"[ \\n\\r\\t]{1,64}"}'
+_JSON_OPTIONS = (
+    '{"x-guidance":{"whitespace_pattern":"[ \\n\\r\\t]{1,' + str(MAX_JSON_SPACES) + '}"}'
+)
 # Of parameters that are named nowhere: nothing that ends the attribute, and no white space.
 _NAME = r"[^\x{0}-\x{20}\x{22}\x{3c}\x{3e}\x{5c}\x{7f}-\x{a0}\x{ff5c}\p{Z}]{1,128}"
 

@@ -60,6 +60,7 @@ def translate(text: str) -> tuple[bool, str]:
         rules = _Parser(_tokens(text)).rules()
         root = "root" if "root" in rules else next(iter(rules))
         if _recursive(rules, root):
+            _check_ends(rules, root)
             return False, _lark(rules, root)
         return True, _checked(_expression(rules, rules[root], {}))
     except RegexError as error:
@@ -203,6 +204,35 @@ def _recursive(rules: dict[str, _Node], root: str) -> bool:
             found = found or inner in path
             waiting.append((inner, False))
     return found
+
+
+def _check_ends(rules: dict[str, _Node], root: str) -> None:
+    """Refuse rules that always lead back to themselves, so that no text is complete."""
+    ending: set[str] = set()
+    for _ in rules:
+        more = {name for name in rules.keys() - ending if _ends(rules[name], ending)}
+        if not more:
+            break
+        ending |= more
+    if root in ending:
+        return
+    way: list[str] = []
+    name = root
+    while name not in way:
+        way.append(name)
+        name = min(_names(rules[name]) - ending)
+    raise GrammarError(f"never ends: the rule `{name}` always leads back to itself")
+
+
+def _ends(node: _Node, ending: set[str]) -> bool:
+    """Whether some text completes a node, if the rules in `ending` can be completed."""
+    if node.kind == "rule":
+        return node.text in ending
+    if node.kind == "choice":
+        return any(_ends(entry, ending) for entry in node.nodes)
+    if node.kind == "times" and (node.text in "*?" or node.text.startswith(("{0", "{,"))):
+        return True
+    return all(_ends(entry, ending) for entry in node.nodes)
 
 
 def _names(node: _Node) -> set[str]:

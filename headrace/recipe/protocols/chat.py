@@ -66,6 +66,7 @@ from headrace.recipe.protocols.schema import check_response_schema, has_definiti
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import (
     SettledTools,
+    check_choice,
     check_strict_mixing,
     check_tool_name,
     output_constraint,
@@ -99,10 +100,11 @@ def convert_chat(body: bytes | str | dict[str, Any], options: ConvertOptions) ->
     if declared.bad_name is not None:
         check_tool_name(*declared.bad_name, official=options.official)
     messages = _messages(wire, version, thinking, declared, options)
-    form = wire.response_format
-    prefix = _prefix(messages)
+    form, prefix = wire.response_format, _prefix(messages)
     if isinstance(form, JsonObjectFormat):
         _check_word(messages)
+    # Only by name: golden cases of the official codec ask for auto where it is `required`.
+    check_choice(choice, has_tools=bool(declared.key[0]) or not choice.name, options=options)
     settled = settle(declared, choice, allowed, thinking=thinking, options=options)
     if prefix is not None:
         _check_prefix_use(form, messages, declared)

@@ -54,9 +54,9 @@ from headrace.recipe.protocols.messages_wire import (
 )
 from headrace.recipe.protocols.models import resolve_model
 from headrace.recipe.protocols.sampling import check_stops, draft_fields, resolve_sampling
-from headrace.recipe.protocols.schema import check_schema
+from headrace.recipe.protocols.schema import check_schema, schema_fault
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
-from headrace.recipe.protocols.tools import Choice, SettledTools, output_constraint
+from headrace.recipe.protocols.tools import Choice, SettledTools, check_choice, output_constraint
 
 WireRequest = OfficialRequest | ClientRequest
 
@@ -87,6 +87,7 @@ def convert_messages(
         message=_MISSING_THINKING,
     )
     asked = _choice(wire, offer.dropped, options)
+    check_choice(asked, has_tools=bool(declared), options=options)
     settled = settle_offer(declared, asked, version, thinking=thinking, options=options)
     kept, choice = settled.tools, settled.choice
     if offer.tools:
@@ -273,9 +274,8 @@ def _response_format(wire: WireRequest) -> ResponseFormat:
         schema = msgspec.convert(value, JsonFormat).schema
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{name}: {error}", param=name) from error
-    problem = check_schema(schema)
-    if problem is not None:
-        raise InvalidRequest(f"{name}.schema: {problem}", param=f"{name}.schema")
+    if check_schema(schema) is not None:
+        raise schema_fault(schema, f"{name}.schema")
     return ResponseFormat(FormatKind.JSON_SCHEMA, schema)
 
 

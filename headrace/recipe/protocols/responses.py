@@ -59,6 +59,7 @@ from headrace.recipe.protocols.sampling import draft_fields, resolve_sampling, s
 from headrace.recipe.protocols.schema import check_response_schema, has_definitions
 from headrace.recipe.protocols.thinking import resolve_thinking, settle_reasoning
 from headrace.recipe.protocols.tools import (
+    check_choice,
     check_strict_mixing,
     output_constraint,
     settle_tools,
@@ -87,6 +88,7 @@ def convert_responses(
     earlier = () if options.official else _earlier_items(wire, store)
     table, messages = _read_messages(wire, earlier, version, options, thinking=thinking)
     choice, candidates = read_choice(wire.tool_choice, table, options)
+    check_choice(choice, has_tools=bool(wire.tools or candidates), options=options)
     tools, kind = settle_tools(candidates, choice, thinking=thinking, options=options)
     format_, normalised = _response_format(wire, messages, options)
     if options.official:

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.core.schema.schema import check_schema_form
+from headrace.core.schema.schema_refs import check_references
+from headrace.core.schema.schema_tables import step
 from headrace.errors import InvalidRequest
 from headrace.recipe.json_text import compact_json
 
@@ -64,7 +67,7 @@ def check_response_schema(schema: Any, *, strict: bool, official: bool, param: s
             normalised = normalise_strict(schema, top="response")
         except InvalidRequest as error:
             # clients: strict-schemas. What the official reader cannot take stands as written.
-            if official or not isinstance(schema, dict):
+            if official:
                 error.param = error.param or param
                 raise
         if normalised is not None and (official or not has_definitions(schema)):
@@ -72,6 +75,8 @@ def check_response_schema(schema: Any, *, strict: bool, official: bool, param: s
         # clients: strict-schemas. Definitions are lost in it: the engine gets the original.
     problem = check_schema(schema)
     if problem is not None and normalised is None:
+        if not official:
+            raise schema_fault(schema, param)
         raise InvalidRequest(f"Invalid json schema: {problem}", param=param)
     return None if problem is None else normalised
 
@@ -87,15 +92,41 @@ def _remembered_problem(schema: bytes) -> str | None:
 
 
 def _problem(schema: Any) -> str | None:
+    problem, _ = _problem_and_place(schema)
+    return problem
+
+
+def _problem_and_place(schema: Any) -> tuple[str | None, list[str | int]]:
+    """What is wrong with a schema, and the steps to where it is."""
     import jsonschema_rs  # heavy, and only requests with schemas need it
 
+    if isinstance(schema, str):
+        # The library would read it as the text of a schema.
+        return f'{compact_json(schema)} is not of types "boolean", "object"', []
     try:
         jsonschema_rs.validator_for(schema, offline=True)
     except jsonschema_rs.ValidationError as error:
-        return str(error.message)
+        return str(error.message), list(error.instance_path)
     except (ValueError, TypeError, RecursionError) as error:
-        return str(error)
-    return None
+        return str(error), []
+    return None, []
+
+
+def schema_fault(schema: Any, path: str) -> InvalidRequest:
+    """clients: schema-places. What is wrong with an invalid schema, and where in it.
+
+    path: the field that holds it.
+    """
+    problem, steps = _problem_and_place(schema)
+    place = path + "".join(f"[{s}]" if isinstance(s, int) else step(s) for s in steps)
+    try:
+        check_references(schema, path)
+        check_schema_form(schema, path)
+    except InvalidRequest as error:
+        if steps and not (error.param or "").startswith(place):
+            error = InvalidRequest(f"{place}: {problem}.", param=place)  # ours is another one
+        return error
+    return InvalidRequest(f"{place}: {problem}.", param=place)
 
 
 # --- reading: which keywords a node may have, and their types ------------------------------------

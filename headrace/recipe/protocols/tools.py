@@ -21,7 +21,12 @@ from headrace.recipe.converted import ConstraintKind, OutputConstraint
 from headrace.recipe.grammar.tool_rules import ToolRule, ToolRules, tool_rule
 from headrace.recipe.json_text import compact_json
 from headrace.recipe.options import ConvertOptions
-from headrace.recipe.protocols.schema import check_schema, has_definitions, normalise_strict
+from headrace.recipe.protocols.schema import (
+    check_schema,
+    has_definitions,
+    normalise_strict,
+    schema_fault,
+)
 
 MAX_NAME_BYTES = 128
 _REMEMBERED_BYTES = 262_144  # longer lists of tools are read every time
@@ -102,6 +107,16 @@ def settle_tools(
         # clients: required-while-thinking
         raise InvalidRequest("Thinking mode does not support this tool_choice", param="tool_choice")
     return kept, kind
+
+
+def check_choice(choice: Choice, *, has_tools: bool, options: ConvertOptions) -> None:
+    """clients: choice-without-tools. A call that has to come needs tools."""
+    if choice.kind is ToolChoice.REQUIRED and not has_tools and not options.official:
+        raise InvalidRequest(
+            "tool_choice: a call is demanded, but the request has no tools; declare some, or use "
+            "auto or none.",
+            param="tool_choice",
+        )
 
 
 def check_strict_mixing(tools: Sequence[ToolDefinition], *, has_response_format: bool) -> None:
@@ -222,15 +237,28 @@ def _parameters(tool: ToolDefinition, options: ConvertOptions) -> Any:
         except InvalidRequest:
             # clients: strict-schemas. What the official reader cannot take (references,
             # optional properties) stand as written.
-            if options.official or _schema_problem(schema, options) is not None:
+            if options.official:
                 raise
+            problem = _schema_problem(schema, options)
+            if problem is not None:
+                raise _schema_fault(tool, problem) from None
             return schema
     if schema is None:
         return {}
     problem = _schema_problem(schema, options)
     if problem is not None:
+        if not options.official and tool.path:
+            raise _schema_fault(tool, problem)
         raise InvalidRequest(f"Invalid schema for function '{tool.name}': {problem}")
     return schema
+
+
+def _schema_fault(tool: ToolDefinition, problem: str) -> InvalidRequest:
+    """clients: schema-places. The fault by its place, else the type that is missing."""
+    path = tool.path or f"tools.{tool.name}"
+    if check_schema(tool.parameters) is not None:
+        return schema_fault(tool.parameters, path)
+    return InvalidRequest(f"{path}.type: {problem}", param=f"{path}.type")
 
 
 def _schema_problem(schema: Any, options: ConvertOptions) -> str | None:

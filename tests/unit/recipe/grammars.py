@@ -12,6 +12,7 @@ import llguidance
 import headrace
 from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.recipe.codec import Codec
+from headrace.recipe.grammar.calls import json_rule
 
 TINY = Path(headrace.__file__).parent / "assets" / "tiny"
 
@@ -59,9 +60,9 @@ def compiled(
 ) -> llguidance.LLMatcher:
     """A matcher at the point from which the grammar holds; it may be in error."""
     if spec.kind is GrammarKind.JSON_OBJECT:
-        text = 'start: %json {"type":"object"}'
+        text = "start: %json " + json_rule('{"type":"object"}')
     elif spec.kind is GrammarKind.JSON_SCHEMA:
-        text = f"start: %json {spec.text}"
+        text = f"start: %json {json_rule(spec.text)}"
     elif spec.kind is GrammarKind.REGEX:
         text = f"start: TEXT\nTEXT: /{spec.text}/"
     else:

@@ -355,7 +355,8 @@ def test_schemas_that_the_official_reader_refuses() -> None:
     strict = function("f", {**optional, "$defs": {"k": {"type": "null"}}}, strict=True)
     tool = convert(tools=[strict]).conversation.tools[0]
     assert (tool.parameters, tool.strict) == (strict["function"]["parameters"], True)
-    assert fails(tools=[function("f", {"type": "strin"}, strict=True)]).param == "tools[0]"
+    wrong = fails(tools=[function("f", {"type": "strin"}, strict=True)])
+    assert wrong.param == "tools[0].function.parameters.type"
 
 
 def test_the_engine_gets_the_definitions_that_the_prompt_has_lost() -> None:

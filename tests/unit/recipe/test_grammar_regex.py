@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+
+import jsonschema_rs
 import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
-from headrace.core.schema.formats import KNOWN, UNCHECKED, format_patterns
+from headrace.core.schema.formats import KNOWN, UNCHECKED, format_pattern
 from headrace.core.schema.regex import RegexError, literal_regex, normal_regex
-from tests.unit.recipe.grammars import accepts, matcher_of
+from headrace.core.schema.schema import check_schema_form
+from tests.unit.recipe.grammars import accepts, matcher_of, random_answer
 
 CASES = {
     # pattern: (found in, not found in)
@@ -107,6 +112,26 @@ def test_what_no_automaton_can_do_is_refused_by_name(pattern: str, reason: str) 
         normal_regex(pattern)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [
+        *(("(a", 1), ("a)", 2), ("ab)", 3), ("a(b", 2), ("*a", 1), ("a**", 3), ("a{3,1}", 2)),
+        *((r"a\q", 2), ("[b-a]", 2), ("ab(?=x)", 3), ("[a", 3), (r"xy\1", 3), ("^*", 2)),
+        *(
+            (r"a\u00zz", 2),
+            (r"\p{Foo}", 1),
+            ("x(?i)", 2),
+            ("a++", 3),
+            (r"a\b", 2),
+            ("b[^\\s\\S]", 2),
+        ),
+    ],
+)
+def test_positions_count_from_1_and_name_where_it_begins(pattern: str, position: int) -> None:
+    with pytest.raises(RegexError, match=f"at position {position}$"):
+        normal_regex(pattern)
+
+
 def test_a_literal_is_itself() -> None:
     text = '<"\\/.*\n\u00e9\U0001f432'
     matcher = matcher_of(GrammarSpec(GrammarKind.REGEX, literal_regex(text)))
@@ -116,7 +141,18 @@ def test_a_literal_is_itself() -> None:
 def test_formats_compile_alone_and_in_a_schema() -> None:
     assert not KNOWN & set(UNCHECKED)
     for name in KNOWN:
-        for expression in format_patterns(name):
-            assert expression.isascii()
-            matcher_of(GrammarSpec(GrammarKind.REGEX, expression))
-    assert format_patterns("decimal") == ()
+        assert format_pattern(name).isascii()
+        matcher_of(GrammarSpec(GrammarKind.REGEX, format_pattern(name)))
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_other_validators_take_what_a_format_allows(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    form = check_schema_form(schema, "S")
+    matcher = matcher_of(GrammarSpec(GrammarKind.JSON_SCHEMA, form.text()))
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    draw = random.Random(7)
+    signs = frozenset(b'"@.-:/[')
+    for _ in range(400):
+        tokens = random_answer(matcher, draw, 256, prefer=signs, limit=200)
+        assert tokens is None or validator.is_valid(json.loads(bytes(tokens))), bytes(tokens)

@@ -375,7 +375,9 @@ def test_clients_output_format_constrains_without_changing_the_prompt(place: str
     assert convert(options=OFFICIAL, **{place: given}).inference.constraint is None
     form["schema"] = {"type": 5}
     assert fails(**{place: given}).startswith(
-        "output_config.format.schema: " if place == "output_config" else "output_format.schema: "
+        "output_config.format.schema.type: "
+        if place == "output_config"
+        else "output_format.schema.type: "
     )
 
 

@@ -9,11 +9,22 @@ from typing import Any
 
 import pytest
 
-from headrace.core.grammar import GrammarKind
-from headrace.engine.grammar.compiler import MAX_GIVEN_UP, GrammarCompiler, GrammarTicket
+from headrace.config import EngineConfig
+from headrace.core.grammar import GrammarKind, GrammarSpec
+from headrace.engine.grammar import service
+from headrace.engine.grammar.compiler import (
+    MAX_QUEUED,
+    MAX_SLOW,
+    REFUSED_S,
+    SLOW_AFTER_S,
+    SMALL_CHARACTERS,
+    GrammarCompiler,
+    GrammarTicket,
+)
 from headrace.engine.grammar.disk import GrammarDirectory
+from headrace.engine.grammar.service import GrammarService
 from headrace.errors import InternalError, InvalidGrammar, Overloaded
-from tests.unit.engine.grammar.grammars import backend, table
+from tests.unit.engine.grammar.grammars import EOS, VOCAB, backend, table, tokenizer
 
 REGEX = GrammarKind.REGEX
 WAIT_S = 5.0
@@ -89,20 +100,130 @@ def test_what_cannot_be_compiled_says_so_to_all_that_wait_and_at_once_afterwards
         compiler.open(REGEX, "(a")
 
 
-def test_a_slow_grammar_holds_up_nobody_and_ends_at_its_limit() -> None:
-    library, clock = FakeBackend(), Clock()
-    library.gates["slow"] = threading.Event()
+def slow_library(*texts: str) -> FakeBackend:
+    """Compiles these texts only when their gates are opened."""
+    library = FakeBackend()
+    library.gates = {text: threading.Event() for text in texts}
+    return library
+
+
+def test_a_slow_grammar_leaves_its_place_and_ends_at_its_limit() -> None:
+    library, clock = slow_library("slow"), Clock()
     compiler = make(library, clock, threads=1)
     slow, quick = compiler.open(REGEX, "slow"), compiler.open(REGEX, "quick")
     compiler.settle()
     assert not slow.done
     assert not quick.done  # one thread
+    clock.now += SLOW_AFTER_S + 0.1
+    settle(compiler, quick)
+    assert quick.graph is not None
     clock.now += 20.5
-    settle(compiler, slow, quick)
+    settle(compiler, slow)
     assert isinstance(slow.error, InvalidGrammar)
     assert "longer than 20 s" in str(slow.error)
-    assert quick.graph is not None
+    # Refused for a while, then tried again.
+    with pytest.raises(InvalidGrammar, match="longer than 20 s"):
+        compiler.open(REGEX, "slow")
     library.gates["slow"].set()
+    clock.now += REFUSED_S
+    again = compiler.open(REGEX, "slow")
+    settle(compiler, again)
+    assert again.graph is not None
+
+
+def test_the_time_of_a_ticket_counts_from_its_arrival() -> None:
+    texts = [f"slow{number}" for number in range(MAX_SLOW + 1)]
+    library, clock = slow_library(*texts), Clock()
+    compiler = make(library, clock, threads=1)
+    for text in texts:  # all places are taken, also those of slow ones
+        clock.now += SLOW_AFTER_S + 0.1
+        compiler.settle()
+        compiler.open(REGEX, text)
+    clock.now += 5.0
+    late = compiler.open(REGEX, "late")
+    compiler.settle()
+    assert "late" not in library.compiled
+    clock.now += 10.5
+    compiler.settle()
+    assert not late.done
+    library.gates[texts[-1]].set()
+    settle(compiler, late)
+    assert late.graph is not None
+
+
+def test_a_grammar_that_never_got_a_place_is_not_blamed() -> None:
+    texts = [f"slow{number}" for number in range(MAX_SLOW + 1)]
+    library, clock = slow_library(*texts), Clock()
+    compiler = make(library, clock, threads=1)
+    waiting = compiler.open(REGEX, "other")
+    settle(compiler, waiting)
+    waiting = compiler.open(REGEX, texts[0])
+    for text in texts[1:]:
+        clock.now += SLOW_AFTER_S + 0.1
+        compiler.settle()
+        compiler.open(REGEX, text)
+    late = compiler.open(REGEX, "late")
+    # The first threads are given up, and yet hold their places.
+    clock.now += 20.1
+    compiler.settle()
+    assert isinstance(waiting.error, InvalidGrammar)
+    assert isinstance(late.error, Overloaded)
+    assert "because others were before it" in str(late.error)
+    assert late.error.retry_after_s == 20.0
+    for gate in library.gates.values():
+        gate.set()
+    for _ in range(500):
+        try:
+            late = compiler.open(REGEX, "late")  # not remembered as bad
+            break
+        except Overloaded:
+            threading.Event().wait(0.01)
+    settle(compiler, late)
+    assert late.graph is not None
+
+
+def test_small_grammars_are_compiled_before_large_ones() -> None:
+    library = slow_library("first")
+    compiler = make(library, threads=1)
+    large = "(a" + "b" * SMALL_CHARACTERS + ")"
+    tickets = [compiler.open(REGEX, text) for text in ("first", large, "small", "tiny")]
+    library.gates["first"].set()
+    settle(compiler, *tickets)
+    assert library.compiled == ["first", "small", "tiny", large]
+
+
+def test_the_queue_is_bounded() -> None:
+    library = slow_library("slow")
+    compiler = make(library, threads=1)
+    compiler.open(REGEX, "slow")
+    for number in range(MAX_QUEUED):
+        compiler.open(REGEX, f"a{number}")
+    with pytest.raises(Overloaded, match=f"{MAX_QUEUED} grammars wait") as caught:
+        compiler.open(REGEX, "one more")
+    assert caught.value.retry_after_s is not None
+    same = compiler.open(REGEX, "a0")  # waits already
+    library.gates["slow"].set()
+    settle(compiler, same)
+    assert same.graph is not None
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled() -> None:
+    library = slow_library("slow")
+    compiler = make(library, threads=1)
+    slow = compiler.open(REGEX, "slow")
+    one, other = compiler.open(REGEX, "shared"), compiler.open(REGEX, "shared")
+    gone, last = compiler.open(REGEX, "gone"), compiler.open(REGEX, "last")
+    compiler.close(gone)
+    compiler.close(one)
+    compiler.close(slow)  # runs, and cannot be interrupted
+    library.gates["slow"].set()
+    settle(compiler, other, last)
+    assert library.compiled == ["slow", "shared", "last"]
+    assert not slow.done and not one.done and not gone.done
+    assert compiler.open(REGEX, "slow").graph is not None  # its result is kept
+    again = compiler.open(REGEX, "gone")
+    settle(compiler, again)
+    assert again.graph is not None
 
 
 def test_two_threads_compile_at_once() -> None:
@@ -120,7 +241,7 @@ def test_two_threads_compile_at_once() -> None:
 def test_stuck_threads_are_bounded_and_come_back() -> None:
     library, clock = FakeBackend(), Clock()
     compiler = make(library, clock)
-    stuck = [f"stuck{number}" for number in range(MAX_GIVEN_UP)]
+    stuck = [f"stuck{number}" for number in range(MAX_SLOW)]
     for text in stuck:
         library.gates[text] = threading.Event()
         ticket = compiler.open(REGEX, text)
@@ -180,6 +301,28 @@ def test_no_cache_compiles_each_time_and_still_serves() -> None:
         settle(compiler, ticket)
         assert ticket.graph is not None
     assert library.compiled == ["a", "a"]
+
+
+def test_a_request_that_ends_takes_its_grammar_out_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = slow_library("slow")
+    monkeypatch.setattr(service, "_backend", lambda _: lambda _: library)
+    config = EngineConfig(grammar_threads=1)
+    grammars = GrammarService(config, tokenizer(), vocab_size=VOCAB, eos_id=EOS, clock=Clock())
+    for name in ("slow", "gone", "last"):
+        ticket = grammars.open(GrammarSpec(REGEX, name))
+        assert ticket is not None
+        grammars.hold(name, ticket)
+    grammars.drop("gone")
+    grammars.drop("unknown")
+    library.gates["slow"].set()
+    ended: list[str] = []
+    for _ in range(500):
+        ended += [name for name, _ in grammars.settle(0.01)]
+        if len(ended) == 2:
+            break
+    assert ended == library.compiled == ["slow", "last"]
 
 
 # --- directory -----------------------------------------------------------------------------------

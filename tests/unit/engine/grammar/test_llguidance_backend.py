@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.grammar import GrammarKind
+from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.errors import InvalidGrammar
-from tests.unit.engine.grammar.grammars import EOS, backend
+from tests.unit.engine.grammar.grammars import EOS, backend, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,34 @@ def test_a_panic_of_the_library_is_told_as_what_it_means() -> None:
     with pytest.raises(InvalidGrammar) as caught:
         backend().compile(GrammarKind.LARK, text)
     assert "panic" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA])
+@pytest.mark.parametrize(
+    "place", ["{%s}", '{"a"%s: 1}', '{"a":%s1}', '{"a": 1%s}', '{"a": 1,%s"b": 2}']
+)
+def test_white_space_between_the_parts_of_json_ends(kind: GrammarKind, place: str) -> None:
+    grammar = backend().compile(kind, "" if kind is GrammarKind.JSON_OBJECT else "{}")
+    for spaces, fits in ((MAX_JSON_SPACES, True), (MAX_JSON_SPACES + 1, False)):
+        for space in " \n\t":
+            tokens = tokenizer().encode(place % (space * spaces))
+            taken = grammar.matcher()._matcher.try_consume_tokens(tokens)
+            assert (taken == len(tokens)) is fits, (space, spaces)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("start: start", "the rule `start` always leads back to itself"),
+        ('start: a\na: c | a "x"\nc: a', "the rule `a` always leads back to itself"),
+        ('start: X\nX: Y "a"\nY: X', "line 3: the terminal `X` contains itself"),
+    ],
+)
+def test_rules_that_never_end_are_named(text: str, reason: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        backend().compile(GrammarKind.LARK, text)
+    assert reason in caught.value.message
+
+
+def test_rules_may_begin_with_themselves() -> None:
+    backend().compile(GrammarKind.LARK, 'start: start "a" | "b"')
