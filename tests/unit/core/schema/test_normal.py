@@ -14,8 +14,8 @@ from tests.unit.recipe.grammars import accepts, matcher_of
 def test_white_space_behind_json_ends(schema: str) -> None:
     spec = GrammarSpec(GrammarKind.LARK, normal_lark(f"start: x\nx: %json {schema}", "grammar"))
     for count in (0, 1, MAX_JSON_SPACES):
-        assert accepts(matcher_of(spec), '{"a":' + " " * count + '1}')
-    assert not accepts(matcher_of(spec), '{"a":' + " " * (MAX_JSON_SPACES + 1) + '1}')
+        assert accepts(matcher_of(spec), '{"a":' + " " * count + "1}")
+    assert not accepts(matcher_of(spec), '{"a":' + " " * (MAX_JSON_SPACES + 1) + "1}")
 
 
 def test_lines_stay_where_they_are() -> None:
