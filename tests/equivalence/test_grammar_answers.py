@@ -73,8 +73,7 @@ def check_answers(
     kept = [(value, form) for value, form in zip(schemas, forms, strict=True) if form is not None]
     outputs, tokenizer, table = answers(model, tiny_dir, [form for _, form in kept], **changes)
     backend = LlguidanceBackend(table)
-    ends = {"refused": len(schemas) - len(kept), "contradictory": 0, "finished": 0, "infinite": 0}
-    ends["cut"] = 0
+    ends = {"refused": len(schemas) - len(kept), "contradictory": 0, "finished": 0, "cut": 0}
     for (value, form), output in zip(kept, outputs, strict=True):
         if output.finish is FinishReason.ERROR:
             assert "grammar cannot be compiled" in (output.error or ""), (value, output.error)
@@ -82,9 +81,6 @@ def check_answers(
         elif output.finish is FinishReason.STOP:
             ends["finished"] += 1
             instance = json.loads(tokenizer.decode(output.token_ids[:-1]))
-            if "Infinity" in json.dumps(instance):
-                ends["infinite"] += 1  # 1e999 is JSON, and no number of most programs
-                continue
             validator = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
             assert validator.is_valid(instance), (value, output.text)
         else:

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
+from headrace.engine.grammar.json_numbers import NumberLimit, NumberStates
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
 
@@ -56,6 +57,7 @@ class LlguidanceBackend:
             slices=LLTokenizer.json_slices(),
         )
         self._eos_id = table.eos_id
+        self._numbers = NumberLimit(table.texts)
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
     def compile(self, kind: GrammarKind, text: str) -> LlguidanceGrammar:
@@ -80,7 +82,7 @@ class LlguidanceBackend:
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
         if kind is GrammarKind.LARK:
             _check_ends(template, text)
-        return LlguidanceGrammar(template, json_schema)
+        return LlguidanceGrammar(template, json_schema, self._numbers)
 
     def serialise(self, grammar: Any) -> bytes | None:
         """None: llguidance has no format for compiled grammars."""
@@ -94,30 +96,37 @@ class LlguidanceBackend:
 class LlguidanceGrammar:
     """A matcher that stays at the start, to be copied."""
 
-    def __init__(self, template: LLMatcher, json_schema: str | None) -> None:
+    def __init__(self, template: LLMatcher, json_schema: str | None, numbers: NumberLimit) -> None:
         self._template = template
+        self._numbers = numbers
         self.json_schema = json_schema
 
     def matcher(self) -> LlguidanceMatcher:
         """A copy at the start."""
-        return LlguidanceMatcher(self._template.deep_copy())
+        numbers = None if self.json_schema is None else NumberStates(self._numbers)
+        return LlguidanceMatcher(self._template.deep_copy(), numbers)
 
 
 class LlguidanceMatcher:
     """One answer; see `BackendMatcher`."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, numbers: NumberStates | None) -> None:
         self._matcher = matcher
+        self._numbers = numbers
 
     def accept(self, tokens: Sequence[int]) -> None:
         """See `BackendMatcher.accept`."""
         if not self._matcher.consume_tokens(list(tokens)):
             raise MatcherFailed(_first_line(self._matcher.get_error()))
+        if self._numbers is not None:
+            self._numbers.accept(tokens)
 
     def rollback(self, count: int) -> None:
         """See `BackendMatcher.rollback`."""
         if not self._matcher.rollback(count):
             raise MatcherFailed(_first_line(self._matcher.get_error()))
+        if self._numbers is not None:
+            self._numbers.rollback(count)
 
     def fill_mask(self, words: MaskWords) -> None:
         """See `BackendMatcher.fill_mask`."""
@@ -125,6 +134,8 @@ class LlguidanceMatcher:
         # At a limit the library allows EOS alone, which would pass for a complete answer.
         if self._matcher.is_error():
             raise MatcherFailed(_first_line(self._matcher.get_error()))
+        if self._numbers is not None:
+            self._numbers.restrict(words)
 
 
 class _Tokens:
