@@ -39,7 +39,7 @@ Context = tuple[int, ...]
 
 MODE = {"deterministic": True, "max_model_len": 512, "num_blocks": 120, "max_num_seqs": 33}
 RUNS = 50  # of each setting
-SWEEP_RUNS = 2_000  # of each
+SWEEP_RUNS = 500  # of each
 # Policies of speculation, each with how good its drafts are: they must change nothing.
 SETTINGS = (("off", "noise"), ("fixed:3", "mixed"), ("fixed:5", "mixed"), ("adaptive", "mixed"))
 # Rows have a price, so that `adaptive` verifies more or less according to who else is there.
