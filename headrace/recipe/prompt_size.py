@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.core.schema.schema_tables import step
+from headrace.core.schema.tables import step
 from headrace.recipe.conversation import FormatKind
 from headrace.recipe.converted import ConvertedRequest
 from headrace.recipe.json_text import compact_json

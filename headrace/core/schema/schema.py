@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from headrace.core.schema.formats import KNOWN, MAX_LENGTHS, UNCHECKED, format_pattern
+from headrace.core.schema.links import check_links
+from headrace.core.schema.refs import Document, reachable
 from headrace.core.schema.regex import RegexError, normal_regex
-from headrace.core.schema.schema_links import check_links
-from headrace.core.schema.schema_refs import Document, reachable
-from headrace.core.schema.schema_sizes import (
+from headrace.core.schema.sizes import (
     FORMAT_LENGTH,
     FORMAT_PATTERN,
     check_arrays,
@@ -31,7 +31,7 @@ from headrace.core.schema.schema_sizes import (
     count_of,
     number_of,
 )
-from headrace.core.schema.schema_tables import (
+from headrace.core.schema.tables import (
     ANNOTATIONS,
     IN_PLACE,
     LIMITS,

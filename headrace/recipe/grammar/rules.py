@@ -17,7 +17,7 @@ from headrace.core.grammar import MAX_GRAMMAR_CHARACTERS, GrammarKind
 from headrace.core.schema.normal import normal_lark
 from headrace.core.schema.regex import RegexError, normal_regex
 from headrace.core.schema.schema import check_schema_form
-from headrace.core.schema.schema_tables import Mode
+from headrace.core.schema.tables import Mode
 from headrace.errors import InvalidRequest
 from headrace.recipe.grammar.ebnf import GrammarError, is_gbnf, translate
 from headrace.recipe.grammar.tool_rules import ToolRules

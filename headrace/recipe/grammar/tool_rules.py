@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from headrace.core.schema.refs import subschemas
 from headrace.core.schema.regex import literal_regex
 from headrace.core.schema.regex_classes import ANY
 from headrace.core.schema.schema import Schema, SchemaForm, check_schema_form
-from headrace.core.schema.schema_refs import subschemas
-from headrace.core.schema.schema_sizes import ALL_TYPES, types_of
-from headrace.core.schema.schema_tables import Mode, step
+from headrace.core.schema.sizes import ALL_TYPES, types_of
+from headrace.core.schema.tables import Mode, step
 from headrace.errors import InvalidRequest
 from headrace.recipe.conversation import ToolDefinition
 

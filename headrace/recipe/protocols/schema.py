@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.core.schema.refs import check_references
 from headrace.core.schema.schema import check_schema_form
-from headrace.core.schema.schema_refs import check_references
-from headrace.core.schema.schema_tables import step
+from headrace.core.schema.tables import step
 from headrace.errors import InvalidRequest
 from headrace.recipe.json_text import compact_json
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil, floor, inf
 from typing import Any, NoReturn
 
-from headrace.core.schema.schema_tables import IN_PLACE
+from headrace.core.schema.tables import IN_PLACE
 from headrace.errors import InvalidRequest
 
 # Bounds are compared as 64-bit floats, and written out digit by digit.

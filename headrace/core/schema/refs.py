@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from headrace.core.schema.schema_tables import DRAFTS, LEGACY_DRAFTS, LIMITS, step
+from headrace.core.schema.tables import DRAFTS, LEGACY_DRAFTS, LIMITS, step
 from headrace.errors import InvalidRequest
 
 

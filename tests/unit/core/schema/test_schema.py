@@ -11,7 +11,7 @@ import pytest
 
 from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.core.schema.schema import check_schema_form
-from headrace.core.schema.schema_tables import ANNOTATIONS, ENFORCED, LIMITS, REFUSED, Mode
+from headrace.core.schema.tables import ANNOTATIONS, ENFORCED, LIMITS, REFUSED, Mode
 from headrace.errors import InvalidRequest
 from tests.unit.recipe.grammars import accepts, matcher_of
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NoReturn
 
-from headrace.core.schema.schema_refs import recursive
-from headrace.core.schema.schema_sizes import (
+from headrace.core.schema.refs import recursive
+from headrace.core.schema.sizes import (
     ALL_TYPES,
     MAX_REMAINDERS,
     common_multiple,
@@ -20,7 +20,7 @@ from headrace.core.schema.schema_sizes import (
     type_of,
     types_of,
 )
-from headrace.core.schema.schema_tables import IN_PLACE, LIMITS, Mode, step
+from headrace.core.schema.tables import IN_PLACE, LIMITS, Mode, step
 from headrace.errors import InvalidRequest
 
 Schema = bool | dict[str, Any]
