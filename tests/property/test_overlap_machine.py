@@ -91,7 +91,8 @@ class Device:
         report = None
         if plan.drafts is not None:
             features = np.full((len(counts), self.draft_length), 0.5)
-            report = DraftReport(*map(np.array, (verified, accepted)), features, np.array(forced))
+            lengths = [np.array(found, dtype=np.int64) for found in (verified, accepted, forced)]
+            report = DraftReport(*lengths[:2], features, lengths[2])
             if not plan.drafts.decision.draft:
                 self.drafted -= {
                     int(row)

@@ -313,8 +313,10 @@ class _Reader:
         return self._with_pattern(schema, self.regex(value, path), "pattern")
 
     def _format(self, value: Any, schema: Any, path: str, depth: int) -> dict[str, Any]:
+        if not isinstance(value, str):
+            self.fail(path, "must be a string")
         types = schema.get("type", "string")
-        if isinstance(value, str) and types != "string" and "string" not in types:
+        if isinstance(types, (str, list)) and types != "string" and "string" not in types:
             return {}  # of other types formats say nothing
         if value in UNCHECKED or (value not in KNOWN and self._mode is Mode.STRICT):
             self.fail(path, f"the format {value!r} is not supported; known: {_known_formats()}")

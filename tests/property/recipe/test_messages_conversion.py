@@ -102,8 +102,10 @@ def test_requests_are_converted_or_refused(body: dict[str, Any]) -> None:
         official = None
     try:
         clients = convert_messages(data, CLIENTS)
-    except InvalidRequest:
-        assert official is None
+    except InvalidRequest as error:
+        # The official codec asks for a call of a tool where there is none.
+        without_tools = error.param == "tool_choice" and not body.get("tools")
+        assert official is None or without_tools
         return
     if official is not None:
         assert clients.conversation == official.conversation
