@@ -21,6 +21,7 @@ def command(
     temperature: float | None = None,
     seed: Integer | None = None,
     max_model_len: Integer | None = None,
+    device: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     threads: Integer | None = None,
     config: Path | None = None,
@@ -61,6 +62,8 @@ def command(
         Makes draws repeatable.
     max_model_len: int
         Tokens of the conversation (default: what the model and the memory allow).
+    device: str
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
     dtype: str
         Arithmetic of the model (float32).
     threads: int
@@ -87,6 +90,7 @@ def command(
         config_path=config,
         overrides={
             "engine.max_model_len": max_model_len,
+            "engine.device": device,
             "engine.dtype": dtype,
             "engine.threads": threads,
         },

@@ -28,6 +28,7 @@ def command(
     ignore_eos: Annotated[bool, Parameter(negative="")] = False,
     batch: Integer | None = None,
     max_model_len: Integer | None = None,
+    device: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     batch_invariant: Annotated[bool | None, Parameter(negative="")] = None,
     threads: Integer | None = None,
@@ -101,6 +102,8 @@ def command(
         Requests computed at once (32).
     max_model_len: int
         Tokens of prompt plus answer (default: what the model and the memory allow).
+    device: str
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
     dtype: str
         Arithmetic of the model (float32).
     batch_invariant: bool
@@ -134,6 +137,7 @@ def command(
         overrides={
             "engine.max_num_seqs": batch,
             "engine.max_model_len": max_model_len,
+            "engine.device": device,
             "engine.dtype": dtype,
             "engine.batch_invariant": batch_invariant,
             "engine.threads": threads,

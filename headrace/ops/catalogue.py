@@ -35,7 +35,14 @@ _ROW_WISE = frozenset(
 
 def _reference(op: str) -> Implementation:
     function = next(getattr(m, op) for m in _MODULES if hasattr(m, op))
-    return Implementation(op, "reference", function, batch_invariant=op in _ROW_WISE, priority=0)
+    return Implementation(
+        op,
+        "reference",
+        function,
+        batch_invariant=op in _ROW_WISE,
+        invariant_on=("cpu",),
+        priority=0,
+    )
 
 
 def _fixed_tile(op: str) -> Implementation:

@@ -95,7 +95,7 @@ def test_defaults_without_sources() -> None:
     ("text", "param", "message"),
     [
         ("[engine]\nmax_num_seq = 3", "engine.max_num_seq", "Did you mean max_num_seqs?"),
-        ("[engine]\ncolour = 3", "engine.colour", "Known: dtype, "),
+        ("[engine]\ncolour = 3", "engine.colour", "Known: device, "),
         ("[engine]\nseed = '3'", "engine.seed", "engine.seed: Expected `int | null`, got `str`"),
         ("[engine]\nseed = 3.0", "engine.seed", "got `float`"),
         ("[engine]\nmax_num_seqs = 0", "engine.max_num_seqs", "got 0"),
