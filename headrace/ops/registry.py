@@ -88,9 +88,10 @@ def _resolve_one(
     usable = [impl for impl in candidates if objections[impl.name] is None]
     if not usable:
         reasons = "; ".join(f"{name} {why}" for name, why in objections.items())
+        advice = "" if platform == "cpu" else " The CPU has one: set engine.device to cpu."
         raise UnsupportedError(
             f"No implementation of operator {op!r} fits (platform {platform}, dtype "
-            f"{numerics.dtype}, batch_invariant {numerics.batch_invariant}): {reasons}."
+            f"{numerics.dtype}, batch_invariant {numerics.batch_invariant}): {reasons}.{advice}"
         )
     named = [impl for impl in usable if impl.name == override]
     chosen = named[0] if named else max(usable, key=lambda impl: impl.priority)

@@ -21,7 +21,7 @@ def test_golden_case(golden_model_dir: Callable[[str], Path], card: Platform, na
     """fp64, fp32 within 2e-5, KV quantised, bf16, the released path, drafts, greedy tokens."""
     results = list(check_case(GoldenCase.open(golden_model_dir(name), card), quick=True))
     failed = [f"{r.check}: {r.error:.6g}, gate {r.gate:.6g}" for r in results if not r.passed]
-    assert len(results) > 2
+    assert len(results) >= 2
     assert not failed, "\n".join(failed)
 
 

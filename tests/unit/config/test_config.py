@@ -26,6 +26,10 @@ from headrace.errors import ConfigError
 @pytest.mark.parametrize(
     ("values", "field", "message"),
     [
+        ({"device": "gpu"}, "device", "allowed: auto, cpu, cuda, cuda:N"),
+        ({"device": "cuda:x"}, "device", "'cuda:x' is unknown"),
+        ({"device": "cuda:1\n"}, "device", "is unknown"),
+        ({"device": 0}, "device", "0 is unknown"),
         ({"dtype": "float16"}, "dtype", "float64, float32, bfloat16"),
         ({"kv_quant": 1}, "kv_quant", "true or false"),
         ({"max_num_seqs": 0}, "max_num_seqs", r"in \[1, 4096\], got 0"),

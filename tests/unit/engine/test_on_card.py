@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.assets import embedded_model
 from headrace.config import EngineConfig
 from headrace.core.output import RequestOutput
 from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams
 from headrace.engine import load
 from headrace.engine.llm import LLM
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnsupportedError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
@@ -174,3 +175,9 @@ def test_the_card_notices_a_host_tensor():
 def test_a_card_that_is_too_small_is_refused(checkpoint: Checkpoint):
     with fake_card(), pytest.raises(ConfigError, match=r"The weights need .* GiB in float32"):
         load_model(checkpoint("tiny-8"), Numerics(), platform=FakePlatform(2**20))
+
+
+def test_without_a_card_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UnsupportedError, match=r"cuda:3 cannot be used: .* built without CUDA"):
+        load.load_engine(embedded_model(), EngineConfig(device="cuda:3"))
