@@ -54,7 +54,7 @@ def test_catalogue_resolves_completely(dtype, batch_invariant):
 
 
 def test_no_card_is_batch_invariant_by_itself():
-    """How CUDA's libraries add up is not known: what was promised for a CPU does not count there."""
+    """How CUDA libraries add up is not known: what was promised for a CPU does not count there."""
     with pytest.raises(UnsupportedError) as raised:
         resolve(IMPLEMENTATIONS, "cuda", INVARIANT)
     message = raised.value.message
