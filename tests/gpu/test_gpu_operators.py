@@ -51,8 +51,11 @@ def on_device(case: Case, device: str) -> Case:
 
 
 @pytest.mark.parametrize(("impl", "dtype"), TABLE)
-def test_agrees_with_reference(card: Platform, impl: Implementation, dtype: str):
+def test_agrees_with_reference(card: Platform, rehearsed: bool, impl: Implementation, dtype: str):
     """The reference is held against its own fp64 mode on the host, as on a CPU."""
+    reason = impl.probe() if impl.probe is not None else None
+    if impl.name == "triton" and (reason or rehearsed):
+        pytest.skip(reason or "Triton compiles for real cards only")
     for variant in cases.CASES[impl.op]:
         own = impl.name == "reference"
         own_error = OWN_ERROR_ACT_FP8 if variant == "act_fp8" else OWN_ERROR
