@@ -9,7 +9,9 @@ second of one prompt of 512. `gpu.decode.B`: median seconds of a step of B reque
 `--tokens`. `gpu.profile`: of decode steps of one request, operators by time on the card and how
 often they are called. `gpu.invariant.IMPLEMENTATION`: operators whose rows have, bit for bit, the
 same results in every batch here, in fp32 and bf16, on the cases of the conformance table, and those
-whose rows have not: what may be declared for this platform. `--device cpu` tries the script out.
+whose rows have not: what may be declared for this platform. `gpu.attention.IMPLEMENTATION.ROWS`:
+median seconds of the sparse attention of a released layer over FP4 records, bf16, and its largest
+difference to the reference. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -193,6 +195,56 @@ def invariance(card: Card, name: str) -> Iterator[Line]:
     yield {"name": f"gpu.invariant.{name}", "ours": len(yes), "unit": "ops", "yes": yes, "no": no}
 
 
+ATTENTION_ROWS = (1, 48, 192)
+HEADS, WIDTH, WINDOW, TOP_K, BLOCKS, BLOCK_ROWS = 64, 512, 128, 512, 256, 64
+
+
+def attention(card: Card) -> Iterator[Line]:
+    """Times of sparse attention at released sizes, by implementation and rows."""
+    import torch
+
+    from headrace.core.kv import RecordFormat
+    from headrace.ops.catalogue import IMPLEMENTATIONS
+    from headrace.ops.records import RecordView
+    from headrace.ops.reference.quant import encode_rows
+
+    device = card.platform.device
+    generator = torch.Generator().manual_seed(1)
+    found = [i for i in IMPLEMENTATIONS if i.op == "sparse_attention" and i.name != "fixed_tile"]
+    found = [i for i in found if {"*", card.platform.name}.intersection(i.platforms)]
+    found = [i for i in found if "*" in i.dtypes or "bfloat16" in i.dtypes]
+    empty = RecordView(torch.zeros(0), RecordFormat.FP4_E4M3_16, WIDTH, 64)
+    numbers = torch.randn((BLOCKS * BLOCK_ROWS, WIDTH), generator=generator)
+    data = encode_rows(numbers, empty)[0].view(BLOCKS, BLOCK_ROWS, -1).to(device)
+    view = RecordView(data, RecordFormat.FP4_E4M3_16, WIDTH, 64)
+    for rows in ATTENTION_ROWS:
+        q = torch.randn((rows, HEADS, WIDTH), generator=generator).to(device, torch.bfloat16)
+        window = torch.randn((rows + WINDOW, WIDTH), generator=generator)
+        window = window.to(device, torch.bfloat16)
+        index = (torch.arange(rows)[:, None] + torch.arange(WINDOW)).to(device)
+        place = torch.rand((rows, BLOCKS * BLOCK_ROWS), generator=generator).argsort(-1)
+        place = place[:, :TOP_K].sort(-1)[0].to(device)
+        sink = torch.zeros(HEADS, device=device)
+        where = place // BLOCK_ROWS, place % BLOCK_ROWS
+        call = (q, window, index, view, *where, sink, WIDTH**-0.5)
+        expected = None
+        for impl in found:
+            times = []
+            for _ in range(8):
+                watch = card.platform.stopwatch()
+                out = impl.function(*call)
+                watch.stop()
+                times.append(watch.seconds())
+            expected = out if expected is None else expected
+            yield {
+                "name": f"gpu.attention.{impl.name}.{rows}",
+                "ours": round(median(times[3:]), 7),
+                "unit": "s",
+                "difference": float((out.float() - expected.float()).abs().max()),
+                "largest": float(expected.float().abs().max()),
+            }
+
+
 def main() -> int:
     """Command line; 1 where a figure failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -214,6 +266,7 @@ def main() -> int:
         ("prompt", run.prompt),
         *((f"decode.{count}", lambda count=count: run.decode(count)) for count in BATCHES),
         ("profile", run.profile),
+        ("attention", lambda: attention(card)),
         ("invariant.reference", lambda: invariance(card, "reference")),
         ("invariant.fixed_tile", lambda: invariance(card, "fixed_tile")),
     ]
