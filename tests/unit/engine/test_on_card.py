@@ -16,6 +16,7 @@ import torch
 
 from headrace.assets import embedded_model
 from headrace.config import EngineConfig
+from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.core.output import RequestOutput
 from headrace.core.sampling import Coupling, LogprobsMode, SamplingParams
 from headrace.engine import load
@@ -26,6 +27,7 @@ from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
 from headrace.ops.numerics import Numerics
+from headrace.recipe.tokenizer import Tokenizer
 from tests.fake_card import CARD, CardTensor, FakePlatform, MixedDevices, fake_card
 
 SETTINGS: dict[str, Any] = {
@@ -78,7 +80,7 @@ def answers(
 
     def ask(platform: FakePlatform) -> list[RequestOutput]:
         monkeypatch.setattr(load, "choose_platform", lambda *_, **__: platform)
-        llm = LLM(folder, config)
+        llm = LLM(folder, config, tokenizer=Tokenizer.from_directory(folder))
         return llm.generate(prompts, params) + llm.generate(prompts, params)
 
     with fake_card():
@@ -139,6 +141,23 @@ def test_sampling(monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, specu
             [a for a in got if a.request_id[-1] in "135"] for got in (found, expected)
         )
     assert found == expected
+
+
+@pytest.mark.slow
+def test_grammars_and_stop_strings(monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint):
+    """Masks come from the host; min_tokens and a mask that leaves only the end meet there."""
+    digits = GrammarSpec(GrammarKind.REGEX, "[0-9]{1,2}")
+    params = [
+        sampled(grammar=digits, min_tokens=4, seed=3),
+        sampled(grammar=digits, temperature=0.0),
+        sampled(stop=("zzz",), seed=4),
+    ]
+    prompts = [prompt(20 + seed, seed) for seed in range(len(params))]
+    found, expected = answers(
+        monkeypatch, checkpoint("tiny-8"), prompts, params, speculation="fixed:2"
+    )
+    assert found == expected
+    assert all(answer.error is None for answer in found)
 
 
 def test_a_decode_step_reads_only_what_it_must(checkpoint: Checkpoint):

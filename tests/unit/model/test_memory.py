@@ -47,7 +47,7 @@ def test_counted_is_kept(tmp_path: Path, preset: str, dtype: str, with_draft: bo
     model = load_model(tmp_path / "m", Numerics(dtype), with_draft=with_draft)
     counted = weight_memory(model.spec, dtype, with_draft=with_draft)
     # Scales of the hyper-connections, 3 numbers each, are kept once per row.
-    assert counted.device_bytes == pytest.approx(kept_bytes(model), rel=1e-4)
+    assert counted.device_bytes == pytest.approx(kept_bytes(model), rel=1e-3)
 
 
 def test_stored_bytes_are_those_of_the_file(tmp_path: Path):
