@@ -23,6 +23,7 @@ from headrace.model.deepseek.dspark import Drafts
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.ops.numerics import Numerics
+from headrace.platforms import Platform
 
 _FILES = ("config.json", "inputs.npz", "expected.npz")
 _SLOT = 1
@@ -30,12 +31,14 @@ _SLOT = 1
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
-    """inputs and expected arrays of one case; `token_ids` int64 [n]."""
+    """inputs and expected arrays of one case; `token_ids` int64 [n]. platform: that its models
+    are loaded for, None: the CPU."""
 
     directory: Path
     token_ids: np.ndarray
     inputs: dict[str, np.ndarray]
     expected: dict[str, np.ndarray]
+    platform: Platform | None = None
 
     @property
     def name(self) -> str:
@@ -43,7 +46,7 @@ class GoldenCase:
         return self.directory.name
 
     @classmethod
-    def open(cls, directory: Path) -> GoldenCase:
+    def open(cls, directory: Path, platform: Platform | None = None) -> GoldenCase:
         """Raises CheckpointError where files are missing or damaged."""
         missing = [name for name in _FILES if not (directory / name).is_file()]
         if missing:
@@ -61,11 +64,11 @@ class GoldenCase:
             raise CheckpointError(
                 f"{directory}: inputs or expected are damaged: {error}"
             ) from error
-        return cls(directory, ids, inputs, expected)
+        return cls(directory, ids, inputs, expected, platform)
 
     def load(self, numerics: Numerics, *, with_draft: bool = False) -> Model:
         """The case's model in a numeric mode."""
-        return load_model(self.directory, numerics, with_draft=with_draft)
+        return load_model(self.directory, numerics, with_draft=with_draft, platform=self.platform)
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class Trace:
         width = max(p.shape[-1] for p in parts)
         if what == "top_k":
             parts = [torch.nn.functional.pad(p, (0, width - p.shape[-1]), value=-1) for p in parts]
-        return torch.cat(parts).numpy()
+        return torch.cat(parts).cpu().numpy()
 
 
 class Runner:
@@ -99,6 +102,7 @@ class Runner:
             num_blocks=blocks + 1,
             num_slots=_SLOT + 1,
             dtype=model.numerics.torch_dtype,
+            device=model.device,
         )
         self.cache.poison()
         self._table = list(range(1, blocks + 1))
@@ -106,7 +110,8 @@ class Runner:
         self.position = 0
 
     def run(self, token_ids: np.ndarray, chunks: Sequence[int], logits: str = "all") -> Tensor:
-        """Feed the next sum(chunks) tokens of `token_ids` (the whole sequence) -> logits."""
+        """Feed the next sum(chunks) tokens of `token_ids` (the whole sequence) -> logits on the
+        model's device."""
         out = []
         for length in chunks:
             row = BatchRow(token_ids, self.position, length, self._table, _SLOT, logits)
@@ -131,7 +136,7 @@ def run_case(
     """Logits fp64 [n, V] of all positions of a case."""
     total = len(case.token_ids)
     runner = Runner(model, total, trace)
-    return runner.run(case.token_ids, chunks or [total]).double().numpy()
+    return runner.run(case.token_ids, chunks or [total]).double().cpu().numpy()
 
 
 def run_plans(
@@ -145,6 +150,7 @@ def run_plans(
         num_blocks=blocks * len(plans) + 1,
         num_slots=len(plans) + 1,
         dtype=model.numerics.torch_dtype,
+        device=model.device,
     )
     cache.poison()
     left = {name: list(plan) for name, plan in plans.items()}
@@ -162,7 +168,7 @@ def run_plans(
         logits = model.forward(Batch.build(rows, model.max_ngram), cache)
         for name, part in zip(active, torch.split(logits, lengths), strict=True):
             out[name].append(part)
-    return {name: torch.cat(parts).double().numpy() for name, parts in out.items()}
+    return {name: torch.cat(parts).double().cpu().numpy() for name, parts in out.items()}
 
 
 def greedy(case: GoldenCase, model: Model, prompt: int, count: int) -> list[int]:

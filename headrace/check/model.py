@@ -228,19 +228,19 @@ def _drafts(case: GoldenCase, numerics: Numerics, suffix: str) -> Iterator[Resul
     steps = _draft_steps(case, case.load(numerics, with_draft=True), trace)
     kvq = bool(suffix)
     name = "drafts, kvq" if kvq else "drafts"
-    ids = np.stack([s.token_ids[0].numpy() for s in steps])
+    ids = np.stack([s.token_ids[0].cpu().numpy() for s in steps])
     wrong = int((ids != expected[f"dspark_draft_ids{suffix}"]).sum())
     yield Result(case.name, f"{name}: token ids", wrong, 0)
     gate = 5e-3 if kvq else 2e-5
-    logits = np.stack([s.logits[0].numpy() for s in steps])
+    logits = np.stack([s.logits[0].cpu().numpy() for s in steps])
     worst = _worst(logits, expected[f"dspark_draft_logits{suffix}"])
     yield Result(case.name, f"{name}: logits", worst, gate)
-    confidence = np.stack([s.confidence[0].numpy() for s in steps])
+    confidence = np.stack([s.confidence[0].cpu().numpy() for s in steps])
     worst = _worst(confidence, expected[f"dspark_conf{suffix}"])
     yield Result(case.name, f"{name}: confidence", worst, gate)
     if kvq:
         return
-    base = np.stack([s.base_logits[0].numpy() for s in steps])
+    base = np.stack([s.base_logits[0].cpu().numpy() for s in steps])
     # Stored in half precision: 11 bits of the largest logit.
     golden = expected["dspark_base_logits"]
     half = float(np.abs(golden).max()) * 2.0**-11

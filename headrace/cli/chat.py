@@ -23,6 +23,7 @@ def command(
     speculation: str | None = None,
     coupling: Literal["gumbel", "maximal"] | None = None,
     max_model_len: Integer | None = None,
+    device: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     threads: Integer | None = None,
     config: Path | None = None,
@@ -69,6 +70,8 @@ def command(
         and without drafts) or maximal (default without one: most drafts accepted).
     max_model_len: int
         Tokens of the conversation (default: what the model and the memory allow).
+    device: str
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
     dtype: str
         Arithmetic of the model (float32).
     threads: int
@@ -100,6 +103,7 @@ def command(
         config_path=config,
         overrides={
             "engine.max_model_len": max_model_len,
+            "engine.device": device,
             "engine.speculation": speculation,
             "engine.dtype": dtype,
             "engine.threads": threads,

@@ -20,6 +20,7 @@ def command(
     *,
     json_lines: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
+    device: str = "cpu",
 ) -> int:
     """Check golden cases: one line a check with the measured error and its gate.
 
@@ -34,11 +35,15 @@ def command(
         Print one JSON object a check instead of text.
     quick
         Leave out the chunking plans, which take most of the time.
+    device
+        Where to compute: cpu, cuda or cuda:N.
     """
     from headrace.check.case import GoldenCase
     from headrace.check.model import check_case
+    from headrace.platforms import platform_for
 
-    cases = [GoldenCase.open(Path(d)) for d in directories]
+    platform = platform_for(device)
+    cases = [GoldenCase.open(Path(d), platform) for d in directories]
     failed = total = 0
     for case in cases:
         for result in check_case(case, quick=quick, started=_say(case.name, json_lines)):

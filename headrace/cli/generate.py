@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +38,7 @@ def command(
     coupling: Literal["gumbel", "maximal"] | None = None,
     batch: Integer | None = None,
     max_model_len: Integer | None = None,
+    device: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     batch_invariant: Annotated[bool | None, Parameter(negative="")] = None,
     threads: Integer | None = None,
@@ -130,6 +132,8 @@ def command(
         and without drafts) or maximal (default without one: most drafts accepted).
     max_model_len: int
         Tokens of prompt plus answer (default: what the model and the memory allow).
+    device: str
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
     dtype: str
         Arithmetic of the model (float32).
     batch_invariant: bool
@@ -139,8 +143,6 @@ def command(
     config: Path
         TOML file with more settings in [engine] (also: HEADRACE_CONFIG).
     """
-    from dataclasses import replace
-
     from headrace.cli.answer_form import FormOptions, form_of
     from headrace.cli.checkpoint import checkpoint_path
     from headrace.cli.generate_run import GenerateOptions, generate
@@ -162,6 +164,7 @@ def command(
         overrides={
             "engine.max_num_seqs": batch,
             "engine.max_model_len": max_model_len,
+            "engine.device": device,
             "engine.speculation": speculation,
             "engine.dtype": dtype,
             "engine.batch_invariant": batch_invariant,

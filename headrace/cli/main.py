@@ -113,6 +113,11 @@ _COMMANDS = (
         "Ask the embedded model tasks with known answers and print the table.",
     ),
     _Command(
+        ("plan", "memory"),
+        "headrace.cli.plan:memory",
+        "Say what fits on some GPUs: weights, KV cache, tokens, requests.",
+    ),
+    _Command(
         ("ops",),
         "headrace.cli.ops:command",
         "Show which implementation each operator uses, and why not the others.",
@@ -122,6 +127,7 @@ _COMMANDS = (
 _GROUPS = {
     "check": "Check golden cases.",
     "eval": "Measure what a model can do.",
+    "plan": "Plan machines for a model.",
     "recipe": "The token codec alone: requests to prompts and ids, outputs to responses.",
 }
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 def command(
     *,
     dtype: Literal["float64", "float32", "bfloat16"] = "float32",
+    platform: Literal["cpu", "cuda"] = "cpu",
     batch_invariant: Annotated[bool, Parameter(negative="")] = False,
     json_lines: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -20,6 +21,8 @@ def command(
     ----------
     dtype
         Compute dtype of the engine.
+    platform
+        Machine of the engine; it need not be this one.
     batch_invariant
         Ask for implementations whose rows are bit-equal in every batch.
     json_lines
@@ -32,7 +35,7 @@ def command(
     if not json_lines:
         print(f"{'OPERATOR':<20} {'USES':<12} OTHERS")
     numerics = Numerics(dtype=dtype, batch_invariant=batch_invariant)
-    for found in explain(IMPLEMENTATIONS, "cpu", numerics):
+    for found in explain(IMPLEMENTATIONS, platform, numerics):
         others = {impl.name: why for impl, why in found.rejected}
         if json_lines:
             print(json.dumps({"op": found.op, "chosen": found.chosen.name, "others": others}))

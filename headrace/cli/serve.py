@@ -21,6 +21,7 @@ def command(
     api_key: Annotated[list[str] | None, Parameter(negative="")] = None,
     api_key_file: Path | None = None,
     served_model_name: str | None = None,
+    device: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] | None = None,
     max_model_len: Integer | None = None,
     max_num_seqs: Integer | None = None,
@@ -69,6 +70,8 @@ def command(
         File with one key a line.
     served_model_name: str
         Name that requests use (default: name of the directory).
+    device: str
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
     dtype: str
         Arithmetic of the model (float32).
     max_model_len: int
@@ -113,6 +116,7 @@ def command(
         "server.drain_timeout_s": drain_timeout_s,
         "server.log_format": log_format,
         "engine.served_model_name": served_model_name,
+        "engine.device": device,
         "engine.dtype": dtype,
         "engine.max_model_len": max_model_len,
         "engine.max_num_seqs": max_num_seqs,

@@ -8,6 +8,7 @@ command line and by users of `LLM`; imports no torch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headrace.core.speculation import MAX_DRAFT_LENGTH, Policy
@@ -18,6 +19,7 @@ REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
 MAX_SEED = 2**64 - 1
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 FLAGS = (
     "kv_quant",
     "act_quant",
@@ -32,6 +34,9 @@ FLAGS = (
 class EngineConfig:
     """Settings of one engine; None means "derived from the checkpoint and the machine".
 
+    device: where model, cache and sampler are: "cpu", "cuda" (the first card), "cuda:N" or "auto":
+    the first card where torch finds one, else the CPU; the CPU also if only batch-invariant
+    operators will do, which no card has yet.
     dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
     the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
     batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.
@@ -63,6 +68,7 @@ class EngineConfig:
     is still not compiled ends. grammar_threads: grammars compiled at once, besides slow ones.
     """
 
+    device: str = "auto"
     dtype: str = "float32"
     kv_quant: bool = True
     act_quant: bool = False
@@ -92,6 +98,11 @@ class EngineConfig:
     grammar_threads: int = 2
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise ConfigError(
+                f"engine.device {self.device!r} is unknown, allowed: auto, cpu, cuda, cuda:N.",
+                param="engine.device",
+            )
         self._check_choice("dtype", ALLOWED_DTYPES)
         if self.replay is not None:
             self._check_choice("replay", REPLAY_MODES)

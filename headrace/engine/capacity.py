@@ -19,6 +19,8 @@ from headrace.kv.pool import slots_for
 # Without a setting the cache takes this share of the free memory at most: the rest is for
 # activations and for other programs.
 DEFAULT_MEMORY_SHARE = 0.5
+# As much of a card, which nobody shares, once the weights are there.
+DEVICE_MEMORY_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,12 @@ def plan_capacity(
     max_position: int,
     number_bytes: int,
     available_bytes: int,
+    memory_share: float = DEFAULT_MEMORY_SHARE,
 ) -> Capacity:
     """Blocks, slots and context limit of an engine.
 
     max_position: context limit of the model in tokens. number_bytes: of a plain cache number.
-    available_bytes: free memory of the device.
+    available_bytes: free memory of the device. memory_share: of it, what the cache may take.
     """
     if config.max_model_len is not None and config.max_model_len > max_position:
         raise ConfigError(
@@ -64,7 +67,7 @@ def plan_capacity(
     wanted_len = config.max_model_len or max_position
     num_blocks = config.num_blocks
     if num_blocks is None:
-        budget_bytes = config.kv_memory_bytes or int(available_bytes * DEFAULT_MEMORY_SHARE)
+        budget_bytes = config.kv_memory_bytes or int(available_bytes * memory_share)
         fitting = _blocks_within(budget_bytes - num_slots * slot_bytes, block_bytes)
         # More than all requests at full length could never be used.
         useful = 1 + config.max_num_seqs * -(-wanted_len // BLOCK_TOKENS)

@@ -151,7 +151,8 @@ def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
     if known:
         flat, where = _flat(logits, known)
         kept = flat[where]
-        logits[[index for index, _ in known]] = -torch.inf
+        rows = torch.tensor([index for index, _ in known], device=logits.device)
+        logits.index_fill_(0, rows, -torch.inf)
         flat[where] = kept
 
 

@@ -30,7 +30,12 @@ from headrace.core.rng import choice_seed
 from headrace.core.sampling import SamplingParams
 from headrace.core.schema.normal import normal_spec
 from headrace.core.speculation import Policy
-from headrace.engine.capacity import Capacity, plan_capacity
+from headrace.engine.capacity import (
+    DEFAULT_MEMORY_SHARE,
+    DEVICE_MEMORY_SHARE,
+    Capacity,
+    plan_capacity,
+)
 from headrace.engine.executor import Executor, Order
 from headrace.engine.grammar.service import GRAMMAR_EVENT, GrammarService
 from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
@@ -91,12 +96,12 @@ class Engine:
         tokenizer: for stop strings; without one requests that have some are refused. drafter: who
         drafts; None: nobody, requests that want drafts are refused. cost: of steps, for adaptive
         speculation; None: all drafts are verified. temperatures: what the drafter's features are
-        divided by to be confidences, one or one per draft of a block. platform: the CPU by default.
-        clock: seconds, monotonic; for waiting times only.
+        divided by to be confidences, one or one per draft of a block. platform: of the model's
+        device, the CPU by default. clock: seconds, monotonic; for waiting times only.
         """
         _check_operators(config, model)
         platform = CpuPlatform() if platform is None else platform
-        device = platform.devices()[0]
+        device = platform.device
         groups = model.kv_groups()
         self.config = config
         self.spec: SpecLike = model.spec
@@ -106,6 +111,7 @@ class Engine:
             max_position=model.spec.max_position,
             number_bytes=model.numerics.torch_dtype.itemsize,
             available_bytes=platform.memory(device).available_bytes,
+            memory_share=DEFAULT_MEMORY_SHARE if device == "cpu" else DEVICE_MEMORY_SHARE,
         )
         self.reuse: Reuse = plan_reuse(config, model.spec, groups, model.numerics)
         self._sampler = SamplerState(
@@ -268,7 +274,7 @@ class Engine:
             num_blocks=capacity.num_blocks,
             num_slots=capacity.num_slots,
             dtype=model.numerics.torch_dtype,
-            device=platform.devices()[0],
+            device=platform.device,
         )
         invariant = model.numerics.batch_invariant
         threads = self.config.threads or default_threads(model.spec, platform)

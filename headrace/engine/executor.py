@@ -10,7 +10,6 @@ launches. After an error nothing runs until `reset`. Called by `engine/engine.py
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -177,12 +176,13 @@ class Executor:
             batch = build_batch(
                 shares, self._tokens, max_ngram=self._max_ngram, row_multiple=self._row_multiple
             )
-            start_s = time.perf_counter()
+            forward = self._runner.stopwatch()
             logits = self._runner.execute(batch)
-            forward_s = time.perf_counter() - start_s
+            forward.stop()
             result = self._draw(plan, shares, sampling, logits)
             if result.drafts is not None:
-                result.drafts.rows, result.drafts.forward_s = int(shares.q_len.sum()), forward_s
+                result.drafts.rows = int(shares.q_len.sum())
+                result.drafts.forward_s = forward.seconds()
         self._broken = False
         return result
 
@@ -248,11 +248,11 @@ class Executor:
             prompts = self._prompt_logprobs(plan, shares, sampling, logits)
             draws = np.isin(shares.rows, sampling.rows)
             needed = last_rows(shares.logits.cumsum()[draws], sampling.counts)
-            logits = logits[torch.from_numpy(needed)]
+            logits = logits[torch.from_numpy(needed).to(logits.device)]
         masks = self._masks(sampling)
-        start_s = time.perf_counter()
+        drawing = self._runner.stopwatch()
         verified = self._verify(sampling, logits, masks)
-        sampler_s = time.perf_counter() - start_s
+        drawing.stop()
         counts = verified.accepted + 1
         tokens, logprobs = verified.tokens, verified.logprobs
         if counts.size < tokens.size:
@@ -276,7 +276,7 @@ class Executor:
         if plan.drafts is not None:
             features = self._draft(sampling.rows, plan.drafts.decision.draft)
             result.drafts = _report(sampling, verified.accepted, features)
-            result.drafts.sampler_s = sampler_s
+            result.drafts.sampler_s = drawing.seconds()
             drafted = self._pool.count[sampling.rows] - self._pool.forced[sampling.rows]
             result.drafts.drafted = int(drafted.sum())
         if plan.drafts is not None or not sampling.live.all():

@@ -26,7 +26,7 @@ from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.model.spec import DraftSpec, ModelSpec
 from headrace.ops.numerics import Numerics
-from headrace.platforms.cpu import CpuPlatform
+from headrace.platforms import Platform, choose_platform
 
 # Enough to complete compressed entries of every ratio but 128.
 _WARM_UP_TOKENS = 8
@@ -59,14 +59,20 @@ def load_engine(
     """
     draft = ModelSpec.from_directory(checkpoint).draft
     length = draft_length(config, draft)
-    with loading_threads(checkpoint, config):
+    platform = choose_platform(config.device, batch_invariant=config.invariant_operators)
+    with loading_threads(checkpoint, config, platform):
         model = load_model(
-            checkpoint, numerics_of(config), progress=progress, with_draft=length > 0
+            checkpoint,
+            numerics_of(config),
+            progress=progress,
+            with_draft=length > 0,
+            platform=platform,
         )
         warm_up(model)
         cost = None
         if length and speculation_policy(config, length).adaptive:
-            cost = measure_cost(model, length, config.max_num_seqs, config.max_num_batched_tokens)
+            sizes = config.max_num_seqs, config.max_num_batched_tokens
+            cost = measure_cost(model, length, *sizes, platform)
     drafter = ModelDrafter(model, length) if length else None
     return Engine(
         config,
@@ -74,6 +80,7 @@ def load_engine(
         tokenizer=tokenizer,
         drafter=drafter,
         cost=cost,
+        platform=platform,
         temperatures=draft.confidence_temperatures[:length] if draft and length else 1.0,
     )
 
@@ -102,13 +109,14 @@ def draft_length(config: EngineConfig, draft: DraftSpec | None) -> int:
     return length
 
 
-def loading_threads(checkpoint: Path, config: EngineConfig) -> AbstractContextManager[None]:
+def loading_threads(
+    checkpoint: Path, config: EngineConfig, platform: Platform
+) -> AbstractContextManager[None]:
     """As many threads while the weights are read as the engine will use.
 
     Tensors of a small model cost microseconds on one thread and, on a busy machine, a thousand
     times as much on several.
     """
-    platform = CpuPlatform()
     spec = ModelSpec.from_directory(checkpoint)
     return platform.threads(config.threads or default_threads(spec, platform))
 
@@ -118,11 +126,12 @@ def warm_up(model: Model) -> None:
 
     That takes some ten seconds in the first start after an installation, else under one.
     """
-    cache = KVCache(model.kv_groups(), num_blocks=2, num_slots=2, dtype=model.numerics.torch_dtype)
+    dtype, device = model.numerics.torch_dtype, model.device
+    cache = KVCache(model.kv_groups(), num_blocks=2, num_slots=2, dtype=dtype, device=device)
     ids = np.zeros(_WARM_UP_TOKENS + 1, np.int64)
     with torch.inference_mode():
         for start, length in ((0, _WARM_UP_TOKENS), (_WARM_UP_TOKENS, 1)):
             row = BatchRow(ids, start, length, block_table=[1], slot=1)
             model.forward(Batch.build([row], model.max_ngram), cache)
         # So short a prompt selects everything it sees.
-        model.ops.select_top_k(torch.zeros((1, 2), dtype=model.numerics.torch_dtype), 1)
+        model.ops.select_top_k(torch.zeros((1, 2), dtype=dtype, device=device), 1)

@@ -20,7 +20,7 @@ from headrace.engine.speculation.drafts import Drafter, DraftRequest, Proposal
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.ops.numerics import Numerics
-from headrace.platforms import Platform
+from headrace.platforms import Platform, Stopwatch
 
 
 class SpecLike(ReuseSpec, Protocol):
@@ -90,6 +90,10 @@ class Runner:
         self._cache = cache
         self._platform = platform
         self._threads = threads
+
+    def stopwatch(self) -> Stopwatch:
+        """A running one for the model's device."""
+        return self._platform.stopwatch()
 
     def copy(self, block_pairs: Ints, slot_pairs: Ints) -> None:
         """Copy whole blocks and slots, int64 [n, 2] of (source, target), before the next step."""

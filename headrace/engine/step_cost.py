@@ -8,7 +8,6 @@ size the curves go on as they ended. Only `adaptive` speculation needs it. Calle
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,17 +19,26 @@ from headrace.engine.speculation.curve import Curve, default_sizes, measure
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
+from headrace.platforms import CpuPlatform, Platform
 
 CONTEXT_TOKENS = 100  # of each request in the measured steps
 BUDGET_S = 2.0  # of each curve
 REPEATS = 3
 
 
-def measure_cost(model: Model, draft_length: int, max_num_seqs: int, max_rows: int) -> StepCost:
+def measure_cost(
+    model: Model,
+    draft_length: int,
+    max_num_seqs: int,
+    max_rows: int,
+    platform: Platform | None = None,
+) -> StepCost:
     """Curves of a model with its draft module.
 
     draft_length: drafts of a block. max_num_seqs: requests of a step at most. max_rows: its rows.
+    platform: that the model is loaded for, None: the CPU.
     """
+    stopwatch = (CpuPlatform() if platform is None else platform).stopwatch
     each = draft_length + 1
     requests = min(max_num_seqs, -(-max_rows // each))
     cache = KVCache(
@@ -38,6 +46,7 @@ def measure_cost(model: Model, draft_length: int, max_num_seqs: int, max_rows: i
         num_blocks=requests + 1,
         num_slots=requests + 1,
         dtype=model.numerics.torch_dtype,
+        device=model.device,
     )
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
@@ -50,13 +59,19 @@ def measure_cost(model: Model, draft_length: int, max_num_seqs: int, max_rows: i
         if padding := -rows % tile:
             shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
         batch = Batch.build(shares, model.max_ngram)
-        return _seconds(lambda: model.forward(batch, cache))
+        watch = stopwatch()
+        model.forward(batch, cache)
+        watch.stop()
+        return watch.seconds()
 
     def draft(count: int) -> float:
         slots = torch.arange(1, count + 1)
         newest = torch.zeros(count, dtype=torch.int64)
         places = torch.full_like(newest, CONTEXT_TOKENS)
-        return _seconds(lambda: model.draft(newest, places, slots, cache, length=draft_length))
+        watch = stopwatch()
+        model.draft(newest, places, slots, cache, length=draft_length)
+        watch.stop()
+        return watch.seconds()
 
     with torch.inference_mode():
         verify = _measured(forward, min(max_rows, requests * each))
@@ -72,9 +87,3 @@ def _measured(run: Callable[[int], float], most: int) -> Curve:
         sizes.append(size)
         left_s -= (REPEATS + 1) * run(size)
     return measure(run, sizes, repeats=REPEATS, warmup=0)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    work()
-    return time.perf_counter() - start_s

@@ -20,6 +20,7 @@ from headrace.eval.ablation import Ablation, ablate
 from headrace.eval.plan import Question
 from headrace.eval.replies import read_reply
 from headrace.model.loader import load_model
+from headrace.platforms import CpuPlatform
 from headrace.recipe.constants import SpecialTokens
 from headrace.recipe.conversation import AssistantMessage
 from headrace.recipe.render.v41 import render
@@ -103,7 +104,8 @@ class Examiner:
     def __init__(self, options: EvalOptions) -> None:
         """Raises the errors of a checkpoint and of an engine config."""
         config = options.engine_config()
-        with loading_threads(options.model, config):
+        # Several processes ask at once: each with a core of its own.
+        with loading_threads(options.model, config, CpuPlatform()):
             model = load_model(options.model, numerics_of(config))
         ablate(model, options.ablation)
         warm_up(model)

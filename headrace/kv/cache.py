@@ -25,7 +25,7 @@ _ARENA_ALIGN_BYTES = 64
 
 
 class KVCache:
-    """blocks: uint8 [num_blocks, stride]; slots: uint8 [num_slots, stride]."""
+    """blocks: uint8 [num_blocks, stride]; slots: uint8 [num_slots, stride], on one device."""
 
     def __init__(
         self,
@@ -105,18 +105,25 @@ class KVCache:
 def _reserve(count: int, stride_bytes: int, device: str) -> Tensor:
     """Zeroed uint8 [count, stride_bytes]."""
     if torch.device(device).type != "cpu":
-        return torch.zeros((count, stride_bytes), dtype=torch.uint8, device=device)
+        try:
+            return torch.zeros((count, stride_bytes), dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            raise _refused(count, stride_bytes, device) from None
     # torch.zeros writes every page; NumPy asks the system for zero pages and touches none.
     size = count * stride_bytes
     try:
         memory = np.zeros(size + _ARENA_ALIGN_BYTES, dtype=np.uint8)
     except MemoryError:
-        raise ConfigError(
-            f"The KV cache needs {size} bytes for {count} x {stride_bytes} B, which this machine "
-            "does not grant: configure fewer blocks or sequences."
-        ) from None
+        raise _refused(count, stride_bytes, "this machine") from None
     first = -memory.ctypes.data % _ARENA_ALIGN_BYTES
     return torch.from_numpy(memory[first : first + size]).view(count, stride_bytes)
+
+
+def _refused(count: int, stride_bytes: int, where: str) -> ConfigError:
+    return ConfigError(
+        f"The KV cache needs {count * stride_bytes} bytes for {count} x {stride_bytes} B, which "
+        f"{where} does not grant: configure fewer blocks or sequences."
+    )
 
 
 def _view(arena: Tensor, item: Item, plain_dtype: torch.dtype) -> RecordView:

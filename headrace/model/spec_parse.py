@@ -44,7 +44,11 @@ def read_config(directory: Path) -> Mapping[str, object]:
 
     Raises CheckpointError where it cannot be read, ModelConfigError where it is no JSON object.
     """
-    path = directory / CONFIG_FILE
+    return read_config_file(directory / CONFIG_FILE)
+
+
+def read_config_file(path: Path) -> Mapping[str, object]:
+    """As `read_config`, of a config.json whatever its name."""
     data = read_regular(path, MAX_CONFIG_BYTES)
     try:
         config = json.loads(data)

@@ -30,7 +30,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def scales_to_numbers(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """UE8M0 [...] (any 1-byte dtype) -> powers of two in `dtype` (float32 or float64)."""
     index = scales.view(torch.uint8).to(torch.int32).reshape(-1)
-    return _E8M0_TABLE.to(dtype).index_select(0, index).view(scales.shape)
+    table = _E8M0_TABLE.to(device=scales.device, dtype=dtype)
+    return table.index_select(0, index).view(scales.shape)
 
 
 def decode_fp8(codes: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> Tensor:
@@ -47,7 +48,8 @@ def decode_fp4(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     code_bytes = packed.view(torch.uint8)
     nibbles = torch.stack((code_bytes & 0xF, code_bytes >> 4), dim=-1).to(torch.int32)
     rows, half = packed.shape
-    numbers = _E2M1_TABLE.to(dtype).index_select(0, nibbles.view(-1)).view(rows, 2 * half)
+    table = _E2M1_TABLE.to(device=packed.device, dtype=dtype)
+    numbers = table.index_select(0, nibbles.view(-1)).view(rows, 2 * half)
     grouped = numbers.view(rows, -1, GROUP)
     grouped.mul_(scales_to_numbers(scales, dtype).unsqueeze(-1))
     return numbers

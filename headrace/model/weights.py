@@ -2,7 +2,8 @@
 
 `Checkpoint.open` maps all files and compares every header with the weight plan, so that all faults
 are reported together and before anything is loaded. Tensors are converted in row tiles into memory
-of their own; Engram tables stay in the map and are gathered row by row. Used by `model/loader`.
+of their own, on the model's device; Engram tables stay in the map and are gathered row by row. Used
+by `model/loader`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ from headrace.model.weight_plan import (
 MAX_INDEX_BYTES = 256 * 2**20
 # Numbers converted at a time: small against every large tensor, large against call overhead.
 TILE_NUMBERS = 2**16
+# On another device a call costs more and memory moves faster.
+DEVICE_TILE_NUMBERS = 2**24
 # A report lists this many names of a kind and counts the rest.
 MAX_LISTED = 20
 # Once a checkpoint lacks this many tensors more than it has, the rest is not worth counting.
@@ -103,7 +106,8 @@ class Checkpoint:
     """An open checkpoint that fits its spec; make it with `Checkpoint.open`.
 
     total_bytes / loaded_bytes: stored size of all that loading a model reads (of Engram tables,
-    which stay mapped, the scales) and of what has been read so far, for progress reports.
+    which stay mapped, the scales) and of what has been read so far, for progress reports. device:
+    where `mapped` and `dequantised` put tensors, and where they are decoded.
     """
 
     def __init__(
@@ -111,8 +115,10 @@ class Checkpoint:
         spec: ModelSpec,
         located: Mapping[str, _Located],
         progress: Progress | None = None,
+        device: str = "cpu",
     ) -> None:
         self.spec = spec
+        self.device = device
         self._progress = progress
         self._located = located
         self._plan = {tensor.name: tensor for tensor in weight_plan(spec)}
@@ -122,7 +128,12 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, directory: Path, spec: ModelSpec, *, progress: Progress | None = None
+        cls,
+        directory: Path,
+        spec: ModelSpec,
+        *,
+        progress: Progress | None = None,
+        device: str = "cpu",
     ) -> Checkpoint:
         """Map and check all files of `directory`; `progress` hears of every tensor read later.
 
@@ -143,7 +154,7 @@ class Checkpoint:
         problems += _compare(spec, located)
         if problems:
             raise _report(directory, problems)
-        return cls(spec, located, progress)
+        return cls(spec, located, progress, device)
 
     def has(self, name: str) -> bool:
         """Whether the model has a tensor of this name."""
@@ -160,13 +171,13 @@ class Checkpoint:
         return located.file.tensor(located.stored_name)
 
     def mapped(self, name: str) -> Tensor:
-        """As `tensor`, but refused like `dequantised` for what it holds."""
+        """As `tensor`, but refused like `dequantised` for what it holds, and on the device."""
         stored = self.tensor(name)
         if self._plan[name].kind == "i64":
             check_expert_ids(name, stored, self.spec.num_experts)
         else:
             check_mapped_finite(name, stored)
-        return stored
+        return stored.to(self.device)
 
     def dequantised(self, name: str, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The numbers of a tensor in `dtype`, in memory of their own (or in `out`).
@@ -179,17 +190,19 @@ class Checkpoint:
         kind = effective_kind(plan.kind, self.spec.quant)
         stored = self.tensor(name)
         dtype = stored.dtype if kind == "i64" else dtype
-        result = torch.empty(plan.shape, dtype=dtype) if out is None else out
+        result = torch.empty(plan.shape, dtype=dtype, device=self.device) if out is None else out
         if kind == "i64":
             return result.copy_(self.mapped(name))
         scales = self.tensor(scale_name(name)) if kind in ("linear", "expert", "engram") else None
         if scales is not None:
             check_scales(scale_name(name), scales)
+            scales = scales.view(torch.uint8).to(self.device)
         rows = plan.shape[0]
         step = self._tile_rows(plan)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
-            tile = self._decode(kind, stored[begin:end], scales, begin, end, compute_dtype(dtype))
+            part = self._placed(stored[begin:end])
+            tile = self._decode(kind, part, scales, begin, end, compute_dtype(dtype))
             # Checked as they are kept: a narrower dtype may overflow.
             kept = tile.to(dtype)
             check_finite(name, kept)
@@ -216,11 +229,16 @@ class Checkpoint:
         place.file.advise_random(place.stored_name)
         return EngramTable(codes, scales)
 
+    def _placed(self, stored: Tensor) -> Tensor:
+        """Whole rows of a stored tensor on the device, as bytes: whatever their dtype."""
+        return stored.view(torch.uint8).to(self.device).view(stored.dtype)
+
     def _tile_rows(self, plan: TensorSpec) -> int:
         """Rows per tile: whole blocks of scales."""
         block = self.spec.quant.weight_block[0] if self.spec.quant is not None else 1
         columns = math.prod(plan.shape[1:])
-        return max(1, TILE_NUMBERS // max(1, columns * block)) * block
+        numbers = TILE_NUMBERS if torch.device(self.device).type == "cpu" else DEVICE_TILE_NUMBERS
+        return max(1, numbers // max(1, columns * block)) * block
 
     def _decode(
         self,

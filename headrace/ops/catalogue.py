@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
+from headrace.ops import triton
 from headrace.ops.cpu import decode, fixed_tile
 from headrace.ops.reference import (
     attention,
@@ -35,7 +36,14 @@ _ROW_WISE = frozenset(
 
 def _reference(op: str) -> Implementation:
     function = next(getattr(m, op) for m in _MODULES if hasattr(m, op))
-    return Implementation(op, "reference", function, batch_invariant=op in _ROW_WISE, priority=0)
+    return Implementation(
+        op,
+        "reference",
+        function,
+        batch_invariant=op in _ROW_WISE,
+        invariant_on=("cpu",),
+        priority=0,
+    )
 
 
 def _fixed_tile(op: str) -> Implementation:
@@ -92,6 +100,21 @@ def _few_rows_set(
     )
 
 
+def _triton(op: str) -> Implementation:
+    return Implementation(
+        op,
+        "triton",
+        getattr(triton, op),
+        platforms=("cuda",),
+        dtypes=("float32", "bfloat16"),
+        # Below the reference until its times on a card are known.
+        priority=-1,
+        why_lower="not measured on a card yet, only chosen by name",
+        tolerance={"float32": 1e-5, "bfloat16": 2e-2},
+        probe=triton.missing,
+    )
+
+
 def _compiled_modules() -> tuple[ModuleType, ...]:
     """Empty where Numba is not installed, does not fit this NumPy or cannot be loaded."""
     try:
@@ -104,6 +127,7 @@ def _compiled_modules() -> tuple[ModuleType, ...]:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(op) for op in OPS),
     *(_fixed_tile(op) for op in OPS if op not in _ROW_WISE),
+    *(_triton(op) for op in OPS if op in vars(triton)),
     *_few_rows_set("decode", decode.MODULES, 1),
     *_few_rows_set("compiled", _compiled_modules(), 2),
 )

@@ -21,11 +21,12 @@ class Implementation:
     """One implementation of one operator.
 
     platforms and dtypes: where it runs ("*" = everywhere). batch_invariant: a row's result does not
-    depend, bit for bit, on the other rows of the call. deterministic: equal calls give equal bits
-    (no sums in order of arrival). Among those that qualify the highest
-    `priority` is chosen. tolerance: largest allowed difference to the reference, relative to the
-    largest magnitude of its result, per dtype. probe: a reason why it cannot run here, or None.
-    why_lower: what people are told where it would qualify and another one has a higher priority.
+    depend, bit for bit, on the other rows of the call; it holds on the platforms `invariant_on`,
+    since how a library adds up is its own business. deterministic: equal calls give equal bits (no
+    sums in order of arrival). Among those that qualify the highest `priority` is chosen. tolerance:
+    largest allowed difference to the reference, relative to the largest magnitude of its result,
+    per dtype. probe: a reason why it cannot run here, or None. why_lower: what people are told
+    where it would qualify and another one has a higher priority.
     """
 
     op: str
@@ -34,6 +35,7 @@ class Implementation:
     platforms: tuple[str, ...] = ("*",)
     dtypes: tuple[str, ...] = ("*",)
     batch_invariant: bool = False
+    invariant_on: tuple[str, ...] = ("*",)
     deterministic: bool = True
     priority: int = 0
     tolerance: Mapping[str, float] | None = None
@@ -57,6 +59,8 @@ def _objection(impl: Implementation, platform: str, numerics: Numerics) -> str |
         return f"takes {', '.join(impl.dtypes)}, not {numerics.dtype}"
     if numerics.batch_invariant and not impl.batch_invariant:
         return "is not batch-invariant"
+    if numerics.batch_invariant and not {"*", platform}.intersection(impl.invariant_on):
+        return f"is not known to be batch-invariant on {platform}"
     if numerics.batch_invariant and not impl.deterministic:
         return "is not deterministic, as batch_invariant needs"
     return impl.probe() if impl.probe is not None else None
@@ -84,9 +88,10 @@ def _resolve_one(
     usable = [impl for impl in candidates if objections[impl.name] is None]
     if not usable:
         reasons = "; ".join(f"{name} {why}" for name, why in objections.items())
+        advice = "" if platform == "cpu" else " The CPU has one: set engine.device to cpu."
         raise UnsupportedError(
             f"No implementation of operator {op!r} fits (platform {platform}, dtype "
-            f"{numerics.dtype}, batch_invariant {numerics.batch_invariant}): {reasons}."
+            f"{numerics.dtype}, batch_invariant {numerics.batch_invariant}): {reasons}.{advice}"
         )
     named = [impl for impl in usable if impl.name == override]
     chosen = named[0] if named else max(usable, key=lambda impl: impl.priority)

@@ -1,6 +1,26 @@
 """Machines that headrace runs on: the `Platform` protocol and its implementations."""
 
-from headrace.platforms.base import Capabilities, Fingerprint, Memory, Platform, Probe
+from headrace.platforms.base import (
+    Capabilities,
+    Fingerprint,
+    Memory,
+    Platform,
+    Probe,
+    Stopwatch,
+)
+from headrace.platforms.choose import choose_platform, platform_for
 from headrace.platforms.cpu import CpuPlatform
+from headrace.platforms.cuda import CudaPlatform
 
-__all__ = ["Capabilities", "CpuPlatform", "Fingerprint", "Memory", "Platform", "Probe"]
+__all__ = [
+    "Capabilities",
+    "CpuPlatform",
+    "CudaPlatform",
+    "Fingerprint",
+    "Memory",
+    "Platform",
+    "Probe",
+    "Stopwatch",
+    "choose_platform",
+    "platform_for",
+]

@@ -1,8 +1,8 @@
 """What the engine may ask of a machine: the protocol that every platform implements.
 
-Contract: reading a platform has no side effects and reads no environment variables; `threads` is
-the only call that changes something, and it undoes it. Grows with its callers: streams, graphs and
-collectives come with the first platform that has them.
+Contract: reading a platform has no side effects and reads no environment variables; `threads`
+changes something and undoes it, `prepare` is called once, before weights are loaded. Grows with its
+callers: streams, graphs and collectives come with the first operators that use them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,18 @@ class Memory:
     available_bytes: int
 
 
+class Stopwatch(Protocol):
+    """Measures what is asked of a device between two points; runs from when it is made."""
+
+    def stop(self) -> None:
+        """Mark the end."""
+        ...
+
+    def seconds(self) -> float:
+        """Seconds between the points; on an asynchronous device it waits for the end."""
+        ...
+
+
 class Platform(Protocol):
     """One kind of device: where tensors live and what it can do."""
 
@@ -58,8 +70,17 @@ class Platform(Protocol):
         """Short name, as in the declarations of operator implementations: "cpu"."""
         ...
 
+    @property
+    def device(self) -> str:
+        """torch device that an engine of this platform computes on: "cpu", "cuda:0"."""
+        ...
+
     def probe(self) -> Probe:
         """Whether this platform works here."""
+        ...
+
+    def prepare(self) -> None:
+        """Set what the arithmetic of this process needs."""
         ...
 
     def fingerprint(self) -> Fingerprint:
@@ -67,7 +88,7 @@ class Platform(Protocol):
         ...
 
     def devices(self) -> tuple[str, ...]:
-        """torch device strings of this platform."""
+        """torch devices of this kind on this machine."""
         ...
 
     def cores(self) -> int:
@@ -88,4 +109,8 @@ class Platform(Protocol):
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         """Run operators of the calling thread on `count` threads, and restore the old number."""
+        ...
+
+    def stopwatch(self) -> Stopwatch:
+        """A running one for `device`."""
         ...

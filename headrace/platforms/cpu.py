@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from headrace.errors import InternalError, UnsupportedError
-from headrace.platforms.base import Capabilities, Fingerprint, Memory, Probe
+from headrace.platforms.base import Capabilities, Fingerprint, Memory, Probe, Stopwatch
 
 # (limit, usage) of the process' own cgroup as a container sees it.
 _CGROUP_MEMORY = (
@@ -39,9 +40,17 @@ class CpuPlatform:
         """Always "cpu"."""
         return "cpu"
 
+    @property
+    def device(self) -> str:
+        """Always "cpu"."""
+        return "cpu"
+
     def probe(self) -> Probe:
         """Every host has a CPU."""
         return Probe(available=True)
+
+    def prepare(self) -> None:
+        """Nothing: torch takes no shortcuts here."""
 
     def fingerprint(self) -> Fingerprint:
         """CPU model, architecture, Python, torch and NumPy."""
@@ -123,6 +132,10 @@ class CpuPlatform:
         finally:
             torch.set_num_threads(before)
 
+    def stopwatch(self) -> Stopwatch:
+        """One that reads the clock."""
+        return _ClockStopwatch()
+
     def _text(self, path: str) -> str:
         """Content of a file below the root, empty where there is none."""
         try:
@@ -138,6 +151,21 @@ class CpuPlatform:
             if colon:
                 pairs.setdefault(key.strip(), value.strip())
         return pairs
+
+
+class _ClockStopwatch:
+    """Implements `Stopwatch`."""
+
+    def __init__(self) -> None:
+        self._start_s = self._end_s = time.perf_counter()
+
+    def stop(self) -> None:
+        """Mark the end."""
+        self._end_s = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Between start and end."""
+        return self._end_s - self._start_s
 
 
 def _kibibytes(text: str) -> int:

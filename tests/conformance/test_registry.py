@@ -53,6 +53,22 @@ def test_catalogue_resolves_completely(dtype, batch_invariant):
         assert names == {impl.name for impl in IMPLEMENTATIONS if impl.op == r.op}
 
 
+def test_no_card_is_batch_invariant_by_itself():
+    """How CUDA libraries add up is not known: what was promised for a CPU does not count there."""
+    with pytest.raises(UnsupportedError) as raised:
+        resolve(IMPLEMENTATIONS, "cuda", INVARIANT)
+    message = raised.value.message
+    assert "reference is not known to be batch-invariant on cuda" in message
+    assert "set engine.device to cpu" in message
+    promised = kernel(batch_invariant=True, platforms=("cuda",), invariant_on=("cuda",))
+    others = [impl for impl in IMPLEMENTATIONS if impl.op != "linear"]
+    numerics = Numerics()
+    assert linear(explain([*others, promised], "cuda", numerics)).chosen is promised
+    alone = [promised if impl.op == "linear" else impl for impl in IMPLEMENTATIONS]
+    with pytest.raises(UnsupportedError, match="operator 'rms_norm'"):
+        explain(alone, "cuda", INVARIANT)
+
+
 def test_references_run_everywhere():
     """A new platform starts with the reference of every operator."""
     for r in explain(IMPLEMENTATIONS, "other-device", DEFAULT):

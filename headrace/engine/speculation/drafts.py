@@ -108,8 +108,8 @@ class ModelDrafter:
             pick=request.pick,
         )
         return Proposal(
-            drafts.token_ids[:, 1:].numpy(),
-            drafts.confidence.double().numpy(),
+            drafts.token_ids[:, 1:].cpu().numpy(),
+            drafts.confidence.double().cpu().numpy(),
             request.pick.weights,
         )
 
@@ -169,13 +169,19 @@ class DraftPool:
             if self._weights is None:
                 size = (len(self.count), *weights.shape[1:])
                 self._weights = torch.zeros(size, dtype=weights.dtype, device=weights.device)
-            self._weights[torch.from_numpy(rows)] = weights
+            self._weights[_index(rows, weights)] = weights
 
     def weights(self, rows: Ints, places: Ints) -> Tensor | None:
         """What drafts were drawn from, [T, vocab]: rows, places int64 [T], place -1: no draft."""
         known = self._weighted[rows] & (places >= self.forced[rows]) & (places < self._places.size)
         if self._weights is None or not known.any():
             return None
-        found = self._weights[torch.from_numpy(rows), torch.from_numpy(np.where(known, places, 0))]
-        found[torch.from_numpy(~known)] = 0.0
+        places = np.where(known, places, 0)
+        found = self._weights[_index(rows, self._weights), _index(places, self._weights)]
+        found[_index(np.flatnonzero(~known), found)] = 0.0
         return found
+
+
+def _index(numbers: Ints, into: Tensor) -> Tensor:
+    """`numbers` where `into` lies."""
+    return torch.from_numpy(numbers).to(into.device)

@@ -177,7 +177,7 @@ class Attention:
         if step.single:
             # The ring has room for the whole window: one row each overlaps with nothing.
             ops.write_records(view, kept.slots, kept.minor, kv)
-            keys = ops.read_majors(view, step.batch.slots, kv.dtype)
+            keys = ops.read_majors(view, step.slots, kv.dtype)
             return keys.flatten(0, 1), step.recent(ring)
         slots, minor = step.history(spec.window - 1, ring)
         before = ops.read_records(view, slots, minor, kv.dtype)

@@ -149,17 +149,17 @@ class DraftModule:
         ops: OpTable,
     ) -> Tensor:
         """Collapsed hidden [B, n, D], before the final norm."""
-        spec, batch = self.spec, next_ids.shape[0]
-        ids = torch.full((batch, n), self.draft_spec.noise_id, dtype=torch.int64)
+        spec, batch, device = self.spec, next_ids.shape[0], next_ids.device
+        ids = torch.full((batch, n), self.draft_spec.noise_id, dtype=torch.int64, device=device)
         ids[:, 0] = next_ids
         ids = ids.flatten()
-        places = (positions.unsqueeze(-1) + torch.arange(n)).flatten()
+        places = (positions.unsqueeze(-1) + torch.arange(n, device=device)).flatten()
         streams = embed(ids).unsqueeze(1).repeat(1, spec.hc_mult, 1)
         frequencies = inverse_frequencies(spec.rope_theta, spec.rope_dim, None)
         wide = torch.float64 if streams.dtype == torch.float64 else torch.float32
         rotation = angles(places, frequencies, wide)
         index = self._key_index(positions, n)
-        pre = torch.zeros((batch * n, spec.hc_mult), dtype=wide)
+        pre = torch.zeros((batch * n, spec.hc_mult), dtype=wide, device=device)
         pre[:, 0] = 1.0
         for stage, view in zip(self.stages, windows, strict=True):
             x, pre, post, comb = stage.hc_attn.enter(streams, pre, stage.attn_norm, spec, ops)
@@ -172,11 +172,12 @@ class DraftModule:
     def _key_index(self, positions: Tensor, n: int) -> Tensor:
         """int64 [B * n, W + n] into (context [B * W], block [B * n]); the same for all n rows."""
         batch, width = positions.shape[0], self.spec.window
-        sequence = torch.arange(batch).unsqueeze(-1)
-        before = torch.arange(width)
+        device = positions.device
+        sequence = torch.arange(batch, device=device).unsqueeze(-1)
+        before = torch.arange(width, device=device)
         exists = positions.unsqueeze(-1) - width + before >= 0
         context = torch.where(exists, sequence * width + before, -1)
-        block = batch * width + sequence * n + torch.arange(n)
+        block = batch * width + sequence * n + torch.arange(n, device=device)
         return torch.cat((context, block), dim=-1).repeat_interleave(n, dim=0)
 
     def _attend(
@@ -194,11 +195,12 @@ class DraftModule:
         spec, projections = self.spec, stage.projections
         _, q = projections.query(x, rotation, spec, ops)
         own = ops.round_rows(projections.key(x, rotation, spec, ops), view)
-        before = (positions.unsqueeze(-1) - spec.window + torch.arange(spec.window)).clamp_min(0)
+        reach = torch.arange(-spec.window, 0, device=positions.device)
+        before = (positions.unsqueeze(-1) + reach).clamp_min(0)
         minor = before % view.data.shape[1]
         context = ops.read_records(view, slots.unsqueeze(-1).expand_as(minor), minor, own.dtype)
         keys = torch.cat((context.flatten(0, 1), own))
-        none = torch.empty((x.shape[0], 0), dtype=torch.int64)
+        none = torch.empty((x.shape[0], 0), dtype=torch.int64, device=x.device)
         scale = spec.head_dim**-0.5
         o = ops.sparse_attention(q, keys, index, None, none, none, projections.sink, scale)
         return projections.output(o, rotation, spec, ops)

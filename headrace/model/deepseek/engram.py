@@ -1,4 +1,8 @@
-"""Engram: the gated n-gram memory of one layer. Table rows are read from the mapped file."""
+"""Engram: the gated n-gram memory of one layer. Table rows are read from the mapped file.
+
+Token ids, their hashes and the tables stay on the host, whatever the model's device: what is sent
+there is the rows that were read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,10 @@ def compress_ngrams(ngrams: Tensor, token_map: Tensor, pad: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Engram:
-    """multipliers int64 [G]; primes, offsets int64 [G-1, heads]; weight [hc, D] = q * k weight."""
+    """multipliers int64 [G]; primes, offsets int64 [G-1, heads]; weight [hc, D] = q * k weight.
+
+    The integers lie on the host.
+    """
 
     table: EngramTable
     wkv: Linear
@@ -48,14 +55,14 @@ class Engram:
         )
 
     def rows(self, compressed: Tensor, ops: OpTable) -> Tensor:
-        """Table rows int64 [T, columns] of compressed n-grams [T, G]."""
+        """Table rows int64 [T, columns] of compressed n-grams [T, G], both on the host."""
         return ops.ngram_rows(compressed, self.multipliers, self.primes, self.offsets)
 
     def forward(
         self, streams: Tensor, rows: Tensor, spec: ModelSpec, ops: OpTable
     ) -> tuple[Tensor, Tensor]:
-        """streams [T, hc, D] -> (streams + gated value, gate [T, hc])."""
-        embedded = self.table.gather(rows, streams.dtype).flatten(-2)
+        """streams [T, hc, D], rows on the host -> (streams + gated value, gate [T, hc])."""
+        embedded = self.table.gather(rows, streams.dtype).flatten(-2).to(streams.device)
         kv = self.wkv(embedded, ops)
         hc, hidden = streams.shape[-2:]
         key = kv[:, : hc * hidden].unflatten(-1, (hc, hidden))

@@ -165,7 +165,8 @@ def select(
     if len(chosen) == 1 and chosen[0].shape[1] == width:
         places = chosen[0]
     else:
-        places = torch.full((step.batch.total_rows, width), -1, dtype=torch.int64)
+        shape = (step.batch.total_rows, width)
+        places = torch.full(shape, -1, dtype=torch.int64, device=step.device)
         for span, part in zip(step.spans, chosen, strict=True):
             part = part[:, :width]
             if span.rows is None:

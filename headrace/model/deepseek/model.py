@@ -97,8 +97,11 @@ class _Rows:
 
 
 class Model:
-    """A loaded checkpoint bound to an operator table. Stateless between steps: all state is in the
-    `KVCache` rows and in the token history that the `Batch` carries."""
+    """A loaded checkpoint bound to an operator table, with all weights on `device`.
+
+    Stateless between steps: all state is in the `KVCache` rows, which lie there too, and in the
+    token history that the `Batch` carries. Batches and the map of compressed ids are on the host.
+    """
 
     def __init__(
         self,
@@ -113,6 +116,7 @@ class Model:
         self.spec = spec
         self.numerics = numerics
         self.ops = ops
+        self.device = p.device
         self.max_ngram = spec.engram.max_ngram if spec.engram is not None else 1
         self.row_tile = ROW_TILE if numerics.batch_invariant else 1
         # Test oracle of the truncation: consumers compute all rows with the narrowed windows.
@@ -186,8 +190,9 @@ class Model:
             if observe is not None:
                 observe("draft_features", 0, feature)
             self._draft.context(feature, end.step, self._draft_windows(cache), self.ops)
-        streams, pre, rows = end.streams, end.pre, end.batch.logit_rows
-        if len(rows) < len(streams):  # else all of them, in order
+        streams, pre, wanted = end.streams, end.pre, end.batch.logit_rows
+        if len(wanted) < len(streams):  # else all of them, in order
+            rows = wanted.to(self.device)
             streams, pre = streams[rows], pre[rows]
         if self._hc_head is not None:
             head = self._hc_head
@@ -206,10 +211,11 @@ class Model:
 
     def _backbone(self, batch: Batch, cache: KVCache, observe: Observer) -> _Rows:
         """All layers. The consumer layers run on the kept rows only (decoder truncation)."""
-        streams = self.embed(batch.token_ids).unsqueeze(1).repeat(1, self.spec.hc_mult, 1)
-        pre = torch.zeros(streams.shape[:2], dtype=self.numerics.accumulate_dtype)
+        step, dtype = self._step(batch), self.numerics.accumulate_dtype
+        streams = self.embed(step.token_ids).unsqueeze(1).repeat(1, self.spec.hc_mult, 1)
+        pre = torch.zeros(streams.shape[:2], dtype=dtype, device=self.device)
         pre[:, 0] = 1.0
-        at = _Rows(batch, self._step(batch), streams, pre, self._compressed_ngrams(batch))
+        at = _Rows(batch, step, streams, pre, self._compressed_ngrams(batch))
         for layer, caches in zip(self._layers, self._layer_caches(cache), strict=True):
             stored = False
             if layer.spec.index == self.spec.n_prefill_layer and batch.keep_from.any():
@@ -224,7 +230,8 @@ class Model:
         return at
 
     def _step(self, batch: Batch) -> Step:
-        return Step(self.spec, batch, self.numerics.accumulate_dtype, self.row_tile)
+        dtype = self.numerics.accumulate_dtype
+        return Step(self.spec, batch, dtype, self.row_tile, self.device)
 
     def _enter_consumers(self, layer: Layer, at: _Rows, caches: LayerCaches) -> bool:
         """Narrow `at` to what the consumer layers see; whether the layer's entries are stored.
@@ -242,7 +249,8 @@ class Model:
         spec, ops = self.spec, self.ops
         x, *_ = layer.hc_attn.enter(at.streams, at.pre, layer.attn_norm, spec, ops)
         layer.attention.store_entries(x, at.step, caches, spec, ops)
-        at.batch, rows = cut
+        at.batch, places = cut
+        rows = places.to(self.device)
         at.streams, at.pre, at.selection = at.streams[rows], at.pre[rows], None
         at.features = [feature[rows] for feature in at.features]
         if at.batch.total_rows:
@@ -264,7 +272,7 @@ class Model:
             observe("top_k", number, at.selection.places)
         streams = ops.hc_merge(y, at.streams, post, comb)
         x, pre, post, comb = layer.hc_ffn.enter(streams, pre, layer.ffn_norm, spec, ops)
-        y = layer.moe.forward(x, at.batch.token_ids, spec, ops)
+        y = layer.moe.forward(x, at.step.token_ids, spec, ops)
         observe("ffn_out", number, y)
         at.streams, at.pre = ops.hc_merge(y, streams, post, comb), pre
         observe("stream_out", number, at.streams)
@@ -312,6 +320,7 @@ class Model:
     ) -> Drafts:
         """One block of drafts per sequence after `next_ids` int64 [B] at `positions` int64 [B].
 
+        The arguments may lie on the host; the drafts are on the model's device.
         Raises UnsupportedError where the checkpoint has no draft module or it was not loaded.
         """
         if self._draft is None:
@@ -320,9 +329,9 @@ class Model:
                 "take a checkpoint that has mtp.* tensors."
             )
         return self._draft.draft(
-            next_ids,
-            positions,
-            slots,
+            next_ids.to(self.device),
+            positions.to(self.device),
+            slots.to(self.device),
             self._draft_windows(cache),
             self.embed,
             self._head,

@@ -2,6 +2,7 @@
 
 Linear weights are dequantised to the compute dtype; parameters that the released path keeps in
 fp32 come as fp32 (fp64 in the fp64 mode). `act_group` says whether a layer's inputs are rounded.
+All tensors lie on the checkpoint's device.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Parameters:
         """The same checkpoint one level down: `name` ends with a dot."""
         return replace(self, prefix=self.prefix + name)
 
+    @property
+    def device(self) -> str:
+        """Where the tensors lie."""
+        return self.checkpoint.device
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds this tensor."""
         return self.checkpoint.has(self.prefix + name)
@@ -46,7 +52,7 @@ class Parameters:
         return self.checkpoint.dequantised(self.prefix + name, self.numerics.accumulate_dtype)
 
     def stored(self, name: str) -> Tensor:
-        """A tensor as it lies in the file, mapped and not copied."""
+        """A tensor as it lies in the file; on the host it is mapped and not copied."""
         return self.checkpoint.mapped(self.prefix + name)
 
     def stack(self, names: list[list[str]]) -> Tensor:
@@ -56,7 +62,8 @@ class Parameters:
         """
         dtype = self.numerics.torch_dtype
         shape = self.checkpoint.shape(self.prefix + names[0][0])
-        out = torch.empty((len(names), len(names[0]), *shape), dtype=dtype)
+        size = (len(names), len(names[0]), *shape)
+        out = torch.empty(size, dtype=dtype, device=self.device)
         for places, row in zip(out, names, strict=True):
             for place, name in zip(places, row, strict=True):
                 self.checkpoint.dequantised(self.prefix + name, dtype, out=place)

@@ -2,12 +2,15 @@
 
 From a `Batch` and a `ModelSpec`: rotary angles per row, where each row's window keys lie, which
 rows complete a compressed entry and where it is stored, how many entries each row may see.
-Positions are absolute and 0-based; an index of -1 means "no key".
+Positions are absolute and 0-based; an index of -1 means "no key". A batch lies on the host: indices
+are computed there and sent to the model's device, so that no step waits for the device to tell it
+what it knew.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -46,16 +49,22 @@ def inverse_frequencies(theta: float, dims: int, yarn: YarnSpec | None) -> Tenso
 
 @cache
 def _both_frequencies(
-    theta: float, compress_theta: float, dims: int, yarn: YarnSpec | None, dtype: torch.dtype
+    theta: float,
+    compress_theta: float,
+    dims: int,
+    yarn: YarnSpec | None,
+    dtype: torch.dtype,
+    device: str,
 ) -> Tensor:
     """Frequencies of layers without and with compression, [dims]."""
     plain = inverse_frequencies(theta, dims, None)
-    return torch.cat((plain, inverse_frequencies(compress_theta, dims, yarn))).to(dtype)
+    both = torch.cat((plain, inverse_frequencies(compress_theta, dims, yarn)))
+    return both.to(device=device, dtype=dtype)
 
 
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """(cos, sin) [T, R, 2] of position * frequency, in `dtype` (fp32, or fp64 in the fp64 mode)."""
-    angle = positions.to(dtype).unsqueeze(-1) * frequencies.to(dtype)
+    angle = positions.to(dtype).unsqueeze(-1) * frequencies.to(device=positions.device, dtype=dtype)
     return torch.stack((torch.cos(angle), torch.sin(angle)), dim=-1)
 
 
@@ -79,10 +88,12 @@ class Kept:
 class Span:
     """Sequences with equally many rows, so that their rows form a rectangle.
 
-    sequences int64 [b]; rows int64 [b * q_len], None: all rows in order; end: highest position + 1.
+    sequences int64 [b]; places, rows int64 [b * q_len], on the host and on the device, None: all
+    rows in order; end: highest position + 1.
     """
 
-    sequences: Tensor
+    sequences: Ints
+    places: Ints | None
     rows: Tensor | None
     q_len: int
     end: int
@@ -113,8 +124,10 @@ class Completed:
         return values if self.rows is None else values[self.rows]
 
 
-_NONE = torch.zeros(0, dtype=torch.int64)
-_NO_ENTRIES = Completed(0, _NONE, _NONE, _NONE, _NONE, torch.zeros(0))
+@cache
+def _no_entries(device: str) -> Completed:
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    return Completed(0, none, none, none, none, torch.zeros(0, device=device))
 
 
 @dataclass(slots=True)
@@ -132,13 +145,28 @@ class Selection:
 
 
 class Step:
-    """Lazily computed indices of one batch; `row_tile` > 1 pads variable row counts to it."""
+    """Lazily computed indices of one batch; `row_tile` > 1 pads variable row counts to it.
 
-    def __init__(self, spec: ModelSpec, batch: Batch, dtype: torch.dtype, row_tile: int) -> None:
+    All tensors lie on `device`: token_ids int64 [T], slots int64 [B] and what the methods give.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batch: Batch,
+        dtype: torch.dtype,
+        row_tile: int,
+        device: str = "cpu",
+    ) -> None:
         self.spec = spec
         self.batch = batch
         self.dtype = dtype
         self.row_tile = row_tile
+        self.device = device
+        on_host = torch.device(device).type == "cpu"
+        self._tensor: Callable[[Any], Tensor] = torch.from_numpy if on_host else self._sent
+        self.token_ids = batch.token_ids.to(device)
+        self.slots = batch.slots.to(device)
         self._positions: Ints = batch.positions.numpy()
         self._sequence: Ints = batch.sequence.numpy()
         self._tables: Ints = batch.block_tables.numpy()
@@ -151,8 +179,12 @@ class Step:
         # rings, which rounds sums differently: not where rows must be equal in every batch.
         self.single = row_tile == 1 and len(self.spans) == 1 and self.spans[0].q_len == 1
         # Entries of layers that have none.
-        self.nothing = torch.empty((batch.total_rows, 0), dtype=torch.int64)
+        self.nothing = torch.empty((batch.total_rows, 0), dtype=torch.int64, device=device)
         self._cached: dict[Any, Any] = {}
+
+    def _sent(self, values: Any) -> Tensor:
+        """NumPy values on a device that is not the host."""
+        return torch.from_numpy(values).to(self.device)
 
     def _frequencies(self, ratio: int) -> Tensor:
         """Of layers of `ratio`: 0 is plain RoPE, else YaRN on another base."""
@@ -165,18 +197,21 @@ class Step:
         """(cos, sin) [T, R, 2] of all rows for ratio 0 and for the others."""
         s = self.spec
         both = _both_frequencies(
-            s.rope_theta, s.compress_rope_theta, s.rope_dim, s.yarn, self.dtype
+            s.rope_theta, s.compress_rope_theta, s.rope_dim, s.yarn, self.dtype, self.device
         )
-        turn = angles(self.batch.positions, both, self.dtype)
+        turn = angles(self.batch.positions.to(self.device), both, self.dtype)
         return turn[:, : len(both) // 2], turn[:, len(both) // 2 :]
 
     def visible(self, ratio: int) -> Tensor:
         """Entries each row sees, int64 [T]: groups whose last token is not after the row."""
         key = ("visible", ratio)
         if key not in self._cached:
-            self._cached[key] = torch.from_numpy((self._positions + 1) // ratio)
+            self._cached[key] = self._tensor(self._visible(ratio))
         found: Tensor = self._cached[key]
         return found
+
+    def _visible(self, ratio: int) -> Ints:
+        return (self._positions + 1) // ratio
 
     # --- rings ---------------------------------------------------------------------------------
 
@@ -186,8 +221,8 @@ class Step:
         key = ("history", reach, rows)
         if key not in self._cached:
             before = np.maximum(self.batch.q_start[:, None] + np.arange(-reach, 0), 0)
-            slots = torch.from_numpy(self._slots[:, None]).expand(-1, reach)
-            self._cached[key] = slots, torch.from_numpy(before % rows)
+            slots = self.slots[:, None].expand(-1, reach)
+            self._cached[key] = slots, self._tensor(before % rows)
         found: tuple[Tensor, Tensor] = self._cached[key]
         return found
 
@@ -208,12 +243,10 @@ class Step:
         if not replayed:
             kept &= positions >= batch.write_from[sequence]
         if kept.all():
-            return Kept(
-                None, torch.from_numpy(self._slots[sequence]), torch.from_numpy(positions % rows)
-            )
+            return Kept(None, self._tensor(self._slots[sequence]), self._tensor(positions % rows))
         places = np.flatnonzero(kept)
         slots, minor = self._slots[sequence[places]], positions[places] % rows
-        return Kept(*map(torch.from_numpy, (places, slots, minor)))
+        return Kept(*map(self._tensor, (places, slots, minor)))
 
     def recent(self, rows: int) -> Tensor:
         """Window of a `single` step, whose rings of `rows` rows hold each row's own key too.
@@ -231,7 +264,7 @@ class Step:
             index = np.arange(places.size).reshape(places.shape)
             if not seen.all():
                 index[~seen] = -1
-            self._cached[key] = torch.from_numpy(index)
+            self._cached[key] = self._tensor(index)
         found: Tensor = self._cached[key]
         return found
 
@@ -247,7 +280,7 @@ class Step:
         if "window" not in self._cached:
             places, seen = self._window_positions()
             found = self._locate(places, self._sequence[:, None], self.spec.window - 1)
-            self._cached["window"] = torch.from_numpy(np.where(seen, found, -1))
+            self._cached["window"] = self._tensor(np.where(seen, found, -1))
         index: Tensor = self._cached["window"]
         return index
 
@@ -261,14 +294,14 @@ class Step:
     def _spans(self) -> list[Span]:
         q_start, q_len = self.batch.q_start, self.batch.q_len
         if len(q_len) and (q_len == q_len[0]).all():
-            every = torch.arange(len(q_len))
-            return [Span(every, None, int(q_len[0]), int(q_start.max() + q_len[0]))]
+            every = np.arange(len(q_len))
+            return [Span(every, None, None, int(q_len[0]), int(q_start.max() + q_len[0]))]
         spans = []
         for length in np.unique(q_len):
             members = np.flatnonzero(q_len == length)
             rows = (self._cu[members][:, None] + np.arange(length)).ravel()
             end = int((q_start[members] + length).max())
-            spans.append(Span(torch.from_numpy(members), torch.from_numpy(rows), int(length), end))
+            spans.append(Span(members, rows, self._tensor(rows), int(length), end))
         return spans
 
     # --- compressed entries --------------------------------------------------------------------
@@ -287,7 +320,7 @@ class Step:
         done &= (self._positions + 1) % ratio == 0
         rows = np.flatnonzero(done)
         if not len(rows):
-            return _NO_ENTRIES
+            return _no_entries(self.device)
         every = len(rows) == len(done)
         positions, sequence = self._positions[rows], self._sequence[rows]
         members = positions[:, None] + np.arange(1 - span, 1)
@@ -299,9 +332,9 @@ class Step:
 
         def pad(a: Ints) -> Tensor:
             # Padding entries pool row 0 and land in the reserved block 0.
-            return torch.from_numpy(np.pad(a, ((0, padding),) + ((0, 0),) * (a.ndim - 1)))
+            return self._tensor(np.pad(a, ((0, padding),) + ((0, 0),) * (a.ndim - 1)))
 
-        tensor = pad if padding else torch.from_numpy
+        tensor = pad if padding else self._tensor
         return Completed(
             count=len(rows) + padding,
             tokens=tensor(tokens),
@@ -316,25 +349,47 @@ class Step:
         key = ("everything", ratio)
         if key not in self._cached:
             count = max(span.end for span in self.spans) // ratio
-            seen = np.arange(count) < self.visible(ratio).numpy()[:, None]
-            places = torch.from_numpy(np.where(seen, np.arange(count), -1))
-            self._cached[key] = Selection(places, *self.entry_slots(places, ratio))
-        found: Selection = self._cached[key]
-        return found
+            seen = np.arange(count) < self._visible(ratio)[:, None]
+            places = np.where(seen, np.arange(count), -1)
+            block, offset = self._entry_slots(places, ratio)
+            self._cached[key] = Selection(
+                self._tensor(places), self._tensor(block), self._tensor(offset)
+            )
+        everything: Selection = self._cached[key]
+        return everything
 
     def unseen(self, span: Span, ratio: int) -> Tensor:
         """Which of `entry_blocks` each row of the span does not see: bool [rows, N]."""
         key = ("unseen", ratio, span.q_len)
         if key not in self._cached:
-            visible = span.of(self.visible(ratio)).numpy()
+            visible = self._visible(ratio)
+            visible = visible if span.places is None else visible[span.places]
             places = np.arange(self.entries(span, ratio))
-            self._cached[key] = torch.from_numpy(places >= visible[:, None])
+            self._cached[key] = self._tensor(places >= visible[:, None])
         found: Tensor = self._cached[key]
         return found
 
     def entry_slots(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
         """(block, offset) of each row's entries `places` int64 [T, k]; -1 is kept."""
-        found: Ints = places.numpy()
+        if places.device.type != "cpu":
+            return self._entry_slots_on_device(places, ratio)
+        block, offset = self._entry_slots(places.numpy(), ratio)
+        return torch.from_numpy(block), torch.from_numpy(offset)
+
+    def _entry_slots_on_device(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+        """As `_entry_slots`, of places that only the device knows."""
+        if "tables" not in self._cached:
+            self._cached["tables"] = self._tensor(self._tables), self._tensor(self._sequence)
+        tables, sequence = self._cached["tables"]
+        per_block = BLOCK_TOKENS // ratio
+        absent = places < 0
+        known = places.clamp_min(0)
+        column = (known // per_block).clamp_max(tables.shape[1] - 1)
+        block = tables[sequence.unsqueeze(-1), column].masked_fill(absent, -1)
+        return block, (known % per_block).masked_fill(absent, -1)
+
+    def _entry_slots(self, found: Ints, ratio: int) -> tuple[Ints, Ints]:
+        """As `entry_slots`, on the host."""
         column, offset = np.divmod(found, BLOCK_TOKENS // ratio)
         # Places of -1 are in column -1, or in one beside the table, and replaced below.
         np.minimum(column, self._tables.shape[1] - 1, out=column)
@@ -343,17 +398,17 @@ class Step:
         if absent.any():
             block[absent] = -1
             offset[absent] = -1
-        return torch.from_numpy(block), torch.from_numpy(offset)
+        return block, offset
 
     def entry_blocks(self, span: Span, ratio: int) -> Tensor:
         """Blocks [b, n] that hold all entries that any row of the span sees, in order."""
         key = ("blocks", ratio, span.q_len)
         if key not in self._cached:
             per_block = BLOCK_TOKENS // ratio
-            tables = self._tables[span.sequences.numpy()]
+            tables = self._tables[span.sequences]
             columns = np.arange(-(-self.entries(span, ratio) // per_block))
             columns = np.minimum(columns, tables.shape[1] - 1)
-            self._cached[key] = torch.from_numpy(tables[:, columns])
+            self._cached[key] = self._tensor(tables[:, columns])
         found: Tensor = self._cached[key]
         return found
 

@@ -31,7 +31,7 @@ def matmul(x: Tensor, weight: Tensor) -> Tensor:
     # BLAS treats the rows of a tile alike only where the inner dim is whole vectors.
     extra = -depth % DEPTH_MULTIPLE
     padded = torch.nn.functional.pad(x, (0, extra, 0, -rows % ROW_TILE))
-    out = torch.empty((padded.shape[0], weight.shape[0]), dtype=x.dtype)
+    out = torch.empty((padded.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     weight = weight.to(x.dtype)
     transposed = (torch.nn.functional.pad(weight, (0, extra)) if extra else weight).T
     for start in range(0, padded.shape[0], ROW_TILE):
@@ -120,7 +120,7 @@ def moe_experts(
     act_group: int,
 ) -> Tensor:
     """`reference.moe_experts`: a row's sum runs over its experts in ascending order."""
-    out = torch.zeros(x.shape, dtype=wide(x).dtype)
+    out = torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device)
     for e in torch.unique(experts).tolist():
         if e < 0:
             continue
@@ -173,7 +173,7 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     total = keys.shape[1]
     padded = torch.nn.functional.pad(keys, (0, 0, 0, -total % KEY_TILE))
     tiles = padded.unflatten(1, (-1, KEY_TILE)).transpose(-1, -2).contiguous()  # [b, n_t, d, tile]
-    out = torch.empty((b, n, tiles.shape[1], KEY_TILE), dtype=q.dtype)
+    out = torch.empty((b, n, tiles.shape[1], KEY_TILE), dtype=q.dtype, device=q.device)
     for i in range(b):
         for j in range(n):
             for t in range(tiles.shape[1]):
@@ -188,7 +188,7 @@ def attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -
     query = wide(q)
     top = sink.to(k.dtype).unsqueeze(-1).clone()  # [H, 1]
     total = torch.ones_like(top)  # the sink itself, relative to the running maximum
-    out = torch.zeros((q.shape[0], k.shape[1]), dtype=k.dtype)
+    out = torch.zeros((q.shape[0], k.shape[1]), dtype=k.dtype, device=k.device)
     for start in range(0, k.shape[0], KEY_TILE):
         seen = valid[start : start + KEY_TILE]
         if not bool(seen.any()):

@@ -75,7 +75,7 @@ def hc_enter(
 
 def row_scales(scale: Tensor, hc: int) -> Tensor:
     """scale [3] of pre, post and comb as one number per row of fn, [(2 + hc) * hc]."""
-    return scale.repeat_interleave(torch.tensor((hc, hc, hc * hc)))
+    return scale.repeat_interleave(torch.tensor((hc, hc, hc * hc), device=scale.device))
 
 
 def coefficients(

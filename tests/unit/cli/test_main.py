@@ -83,7 +83,7 @@ def test_unknown_words_of_a_group_get_the_groups_commands(
         "error: unknown command 'ops'. Known: model, recipe.\nSee `headrace check --help`.\n",
     )
     assert (
-        "Known: chat, check, eval, generate, ops, recipe, serve, tiny."
+        "Known: chat, check, eval, generate, ops, plan, recipe, serve, tiny."
         in exit_and_text(capsys, "xyzzy")[2]
     )
 

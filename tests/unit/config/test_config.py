@@ -26,6 +26,10 @@ from headrace.errors import ConfigError
 @pytest.mark.parametrize(
     ("values", "field", "message"),
     [
+        ({"device": "gpu"}, "device", "allowed: auto, cpu, cuda, cuda:N"),
+        ({"device": "cuda:x"}, "device", "'cuda:x' is unknown"),
+        ({"device": "cuda:1\n"}, "device", "is unknown"),
+        ({"device": 0}, "device", "0 is unknown"),
         ({"dtype": "float16"}, "dtype", "float64, float32, bfloat16"),
         ({"kv_quant": 1}, "kv_quant", "true or false"),
         ({"max_num_seqs": 0}, "max_num_seqs", r"in \[1, 4096\], got 0"),
@@ -95,7 +99,7 @@ def test_defaults_without_sources() -> None:
     ("text", "param", "message"),
     [
         ("[engine]\nmax_num_seq = 3", "engine.max_num_seq", "Did you mean max_num_seqs?"),
-        ("[engine]\ncolour = 3", "engine.colour", "Known: dtype, "),
+        ("[engine]\ncolour = 3", "engine.colour", "Known: device, "),
         ("[engine]\nseed = '3'", "engine.seed", "engine.seed: Expected `int | null`, got `str`"),
         ("[engine]\nseed = 3.0", "engine.seed", "got `float`"),
         ("[engine]\nmax_num_seqs = 0", "engine.max_num_seqs", "got 0"),

@@ -1,0 +1,167 @@
+"""Sparse attention over window keys and selected cache records: one softmax, one pass.
+
+A program computes the heads of one row, `HEAD_TILE` at a time, over tiles of keys: window keys
+first, then records, which are decoded as they are read. Tiles without a valid key change nothing,
+and no program sees another row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.core.kv import RecordFormat
+from headrace.ops.records import RecordView
+from headrace.ops.reference import attention as reference
+from headrace.ops.triton.records import e2m1_to_float, e4m3_to_float, ue8m0_to_float
+
+HEAD_TILE = 16
+KEY_TILE = 32
+# What `_records` reads; views of another format go to the reference.
+_FORMATS = {RecordFormat.PLAIN: 0, RecordFormat.FP8_UE8M0_32: 1, RecordFormat.FP4_E4M3_16: 2}
+
+
+@triton.jit
+def _records(data, row, column, known, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
+    """Records that begin at offsets `row` [keys, 1] -> fp32 [keys, columns], 0 if not `known`."""
+    if FORMAT == 0:
+        return tl.load(data + row + column, mask=known, other=0.0).to(tl.float32)
+    elif FORMAT == 1:
+        code = tl.load(data + row + column, mask=known, other=0).to(tl.int32)
+        scale = tl.load(data + row + WIDTH + column // 32, mask=known, other=0).to(tl.int32)
+        return e4m3_to_float(code) * ue8m0_to_float(scale)
+    else:
+        pair = tl.load(data + row + column // 2, mask=known, other=0).to(tl.int32)
+        code = (pair >> (4 * (column % 2))) & 15
+        scale = tl.load(data + row + WIDTH // 2 + column // 16, mask=known, other=0).to(tl.int32)
+        return e2m1_to_float(code) * e4m3_to_float(scale)
+
+
+@triton.jit
+def _add_keys(q, keys, valid, top, total, out, scale):
+    """One tile of the online softmax. q [h, d], keys [k, d], valid [k]; top, total [h]."""
+    logits = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+    logits = tl.where(valid[None, :], logits, float("-inf"))
+    highest = tl.maximum(top, tl.max(logits, 1))
+    p = tl.exp(logits - highest[:, None])
+    shrink = tl.exp(top - highest)
+    total = total * shrink + tl.sum(p, 1)
+    p = p.to(keys.dtype)
+    out = out * shrink[:, None] + tl.dot(p, keys, input_precision="ieee")
+    return highest, total, out
+
+
+@triton.jit
+def _attend(
+    q_ptr,
+    window_ptr,
+    index_ptr,
+    data_ptr,
+    major_ptr,
+    minor_ptr,
+    sink_ptr,
+    out_ptr,
+    scale,
+    heads,
+    windows,
+    entries,
+    q_row,
+    window_row,
+    index_row,
+    major_row,
+    minor_row,
+    data_major,
+    data_minor,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Program (row, head tile); strides in elements. COLUMNS: WIDTH up to a power of two."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (head[:, None] < heads) & (column < WIDTH)
+    place = row * q_row + head[:, None] * WIDTH + column
+    q = tl.load(q_ptr + place, mask=inside, other=0.0)
+    sink = tl.load(sink_ptr + head, mask=head < heads, other=0.0).to(tl.float32)
+    top = sink
+    total = tl.full((HEADS,), 1.0, tl.float32)  # the sink itself
+    out = tl.zeros((HEADS, COLUMNS), tl.float32)
+    for start in range(0, windows, KEYS):
+        key = start + tl.arange(0, KEYS)
+        at = tl.load(index_ptr + row * index_row + key, mask=key < windows, other=-1)
+        known = (at >= 0)[:, None] & (column < WIDTH)
+        keys = tl.load(window_ptr + at[:, None] * window_row + column, mask=known, other=0.0)
+        top, total, out = _add_keys(q, keys.to(q.dtype), at >= 0, top, total, out, scale)
+    for start in range(0, entries, KEYS):
+        key = start + tl.arange(0, KEYS)
+        major = tl.load(major_ptr + row * major_row + key, mask=key < entries, other=-1)
+        minor = tl.load(minor_ptr + row * minor_row + key, mask=key < entries, other=-1)
+        known = (major >= 0)[:, None] & (column < WIDTH)
+        at = (major * data_major + minor * data_minor)[:, None]
+        keys = _records(data_ptr, at, column, known, WIDTH, FORMAT)
+        top, total, out = _add_keys(q, keys.to(q.dtype), major >= 0, top, total, out, scale)
+    result = out / total[:, None]
+    tl.store(out_ptr + row * heads * WIDTH + head[:, None] * WIDTH + column, result, mask=inside)
+
+
+def sparse_attention(
+    q: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    entries: RecordView | None,
+    major: Tensor,
+    minor: Tensor,
+    sink: Tensor,
+    scale: float,
+) -> Tensor:
+    """`reference.sparse_attention`; V4's mixed records go to it."""
+    if entries is not None and entries.format not in _FORMATS:
+        return reference.sparse_attention(
+            q, window, window_index, entries, major, minor, sink, scale
+        )
+    rows, heads, width = q.shape
+    q, window = _packed(q), _packed(window)
+    window_index, major, minor = (_packed(x) for x in (window_index, major, minor))
+    out = torch.empty((rows, heads, width), dtype=q.dtype, device=q.device)
+    if rows == 0:
+        return out
+    data = window if entries is None else entries.data
+    with torch.cuda.device_of(q):
+        _attend[(rows, triton.cdiv(heads, HEAD_TILE))](
+            q,
+            window,
+            window_index,
+            data,
+            major,
+            minor,
+            sink.contiguous(),
+            out,
+            scale,
+            heads,
+            window_index.shape[1],
+            0 if entries is None else major.shape[1],
+            q.stride(0),
+            window.stride(0),
+            window_index.stride(0),
+            major.stride(0),
+            minor.stride(0),
+            data.stride(0),
+            data.stride(-2),
+            WIDTH=width,
+            COLUMNS=triton.next_power_of_2(width),
+            FORMAT=0 if entries is None else _FORMATS[entries.format],
+            HEADS=HEAD_TILE,
+            KEYS=KEY_TILE,
+        )
+    return out
+
+
+def _packed(x: Tensor) -> Tensor:
+    """x [T, .., n] with everything behind its first dim in one piece; rows may be apart."""
+    whole = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2])
+    return x if whole else x.contiguous()
