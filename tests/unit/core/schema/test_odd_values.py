@@ -11,16 +11,71 @@ from headrace.core.schema.schema import check_schema_form
 from headrace.core.schema.tables import Mode
 from headrace.errors import InvalidRequest
 
-KEYWORDS = (
-    "$schema $id $anchor $dynamicAnchor $dynamicRef $recursiveRef $ref $defs definitions "
-    "$vocabulary $comment id type enum const properties patternProperties additionalProperties "
-    "propertyNames required minProperties maxProperties dependentRequired dependentSchemas "
-    "dependencies unevaluatedProperties items prefixItems additionalItems contains minContains "
-    "maxContains minItems maxItems uniqueItems unevaluatedItems minLength maxLength pattern format "
-    "contentEncoding contentMediaType contentSchema minimum maximum exclusiveMinimum "
-    "exclusiveMaximum multipleOf allOf anyOf oneOf not if then else title description default "
-    "examples readOnly nullable discriminator x-guidance"
-).split()  # noqa: SIM905 (70 quoted words would be a page)
+KEYWORDS = [
+    "$schema",
+    "$id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveRef",
+    "$ref",
+    "$defs",
+    "definitions",
+    "$vocabulary",
+    "$comment",
+    "id",
+    "type",
+    "enum",
+    "const",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "propertyNames",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "unevaluatedItems",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "readOnly",
+    "nullable",
+    "discriminator",
+    "x-guidance",
+]
 ODD: list[Any] = [
     None, True, False, 0, -1, 1.5, 1e300, "", "string", "date", "#", "#/x", "a" * 300,
     [], [1], ["string"], [{}], [None], [[]], {}, {"a": 1}, {"a": {}}, {"a": [1]}, {"a": None},
