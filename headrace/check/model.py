@@ -174,7 +174,11 @@ def _quantised(case: GoldenCase) -> Iterator[Result]:
     golden = case.expected["logits_kvq"].astype(np.float64)
     errors = np.abs(logits - golden)
     share = float((errors.max(-1) <= 5e-3).mean())
-    yield Result(case.name, "kvq positions within 5e-3", share, 0.99, at_least=True)
+    # The golden sums are those of a CPU in fp32. Other orders of summing flip other roundings of
+    # shared cache rows: exact arithmetic (fp64) reaches 0.923 in v41_dims, an H200 0.927.
+    on_cpu = case.platform is None or case.platform.name == "cpu"
+    gate = 0.99 if on_cpu else 0.9
+    yield Result(case.name, "kvq positions within 5e-3", share, gate, at_least=True)
     yield Result(case.name, "kvq mean error", float(errors.mean()), 1.5e-3)
     yield Result(case.name, "kvq argmax", _agreement(logits, golden), 0.99, at_least=True)
 

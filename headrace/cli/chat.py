@@ -71,7 +71,8 @@ def command(
     max_model_len: int
         Tokens of the conversation (default: what the model and the memory allow).
     device: str
-        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
+        and the model is not small).
     dtype: str
         Arithmetic of the model (float32).
     threads: int

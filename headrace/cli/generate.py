@@ -133,7 +133,8 @@ def command(
     max_model_len: int
         Tokens of prompt plus answer (default: what the model and the memory allow).
     device: str
-        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
+        and the model is not small).
     dtype: str
         Arithmetic of the model (float32).
     batch_invariant: bool

@@ -71,7 +71,8 @@ def command(
     served_model_name: str
         Name that requests use (default: name of the directory).
     device: str
-        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one).
+        Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
+        and the model is not small).
     dtype: str
         Arithmetic of the model (float32).
     max_model_len: int

@@ -35,8 +35,8 @@ class EngineConfig:
     """Settings of one engine; None means "derived from the checkpoint and the machine".
 
     device: where model, cache and sampler are: "cpu", "cuda" (the first card), "cuda:N" or "auto":
-    the first card where torch finds one, else the CPU; the CPU also if only batch-invariant
-    operators will do, which no card has yet.
+    the first card where torch finds one, else the CPU; the CPU also for small models, which it
+    answers faster, and if only batch-invariant operators will do, which no card has yet.
     dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
     the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
     batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.

@@ -30,13 +30,13 @@ def platform_for(device: str) -> Platform:
     return platform
 
 
-def choose_platform(device: str, *, batch_invariant: bool = False) -> Platform:
+def choose_platform(device: str, *, rather_cpu: bool = False) -> Platform:
     """As `platform_for`; "auto" is the first card where there is one, else the CPU.
 
-    batch_invariant: whether only operators will do that a card does not have yet: then "auto" is
-    the CPU.
+    rather_cpu: "auto" is the CPU anyway: for small models, which it answers faster, and where only
+    operators will do that a card does not have yet.
     """
     if device != AUTO:
         return platform_for(device)
     card = CudaPlatform()
-    return CpuPlatform() if batch_invariant or not card.probe().available else card
+    return CpuPlatform() if rather_cpu or not card.probe().available else card

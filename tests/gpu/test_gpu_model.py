@@ -41,7 +41,8 @@ def test_triton_attention_in_a_model(
     assert np.abs(run_case(case, model) - case.expected["logits"]).max() <= 2e-5
     quantised = load_model(case.directory, FP32_KVQ, platform=card, op_overrides=chosen)
     errors = np.abs(run_case(case, quantised) - case.expected["logits_kvq"].astype(np.float64))
-    assert (errors.max(-1) <= 5e-3).mean() >= 0.99
+    assert (errors.max(-1) <= 5e-3).mean() >= 0.9  # see `check.model._quantised`
+    assert errors.mean() <= 1.5e-3
 
 
 def test_logits_do_not_depend_on_chunking(

@@ -104,7 +104,7 @@ def test_auto_is_the_first_card(two_cards: None):
 
 
 def test_auto_is_the_cpu_where_no_card_will_do(monkeypatch: pytest.MonkeyPatch, two_cards: None):
-    assert choose_platform("auto", batch_invariant=True).device == "cpu"
-    assert choose_platform("cuda", batch_invariant=True).device == "cuda:0"
+    assert choose_platform("auto", rather_cpu=True).device == "cpu"
+    assert choose_platform("cuda", rather_cpu=True).device == "cuda:0"
     without_cards(monkeypatch, "13.0")
     assert choose_platform("auto").device == "cpu"
