@@ -22,8 +22,11 @@ from headrace.model.deepseek.model import Model
 from headrace.platforms import CpuPlatform, Platform
 
 CONTEXT_TOKENS = 100  # of each request in the measured steps
-BUDGET_S = 2.0  # of each curve
 REPEATS = 3
+# Of each curve: as long as this many steps of one row take, so that a start is not felt where steps
+# are short and large steps are reached where they are hardly dearer, but never more than MOST_S.
+BUDGET_STEPS = 40
+MOST_S = 2.0
 
 
 def measure_cost(
@@ -79,11 +82,5 @@ def measure_cost(
 
 
 def _measured(run: Callable[[int], float], most: int) -> Curve:
-    sizes: list[int] = []
-    left_s = BUDGET_S
-    for size in default_sizes(most):
-        if left_s <= 0 and len(sizes) >= 2:
-            break
-        sizes.append(size)
-        left_s -= (REPEATS + 1) * run(size)
-    return measure(run, sizes, repeats=REPEATS, warmup=0)
+    budget_s = min(MOST_S, BUDGET_STEPS * run(1))
+    return measure(run, default_sizes(most), repeats=REPEATS, warmup=0, budget_s=budget_s)

@@ -7,6 +7,7 @@ serving by `cost.py`.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
@@ -98,24 +99,28 @@ def measure(
     stepped: bool = False,
     warmup: int = 1,
     repeats: int = 5,
+    budget_s: float = math.inf,
 ) -> Curve:
     """The curve of `run_step`, which runs one step of n rows (or requests) and returns its seconds.
 
     Each size runs `warmup` times unmeasured and `repeats` >= 1 times measured; of three or more the
-    fastest and the slowest are dropped, the rest is averaged. Sizes are taken sorted, once each.
+    fastest and the slowest are dropped, the rest is averaged. Sizes are taken sorted, once each,
+    until `budget_s` is used up, but two of them at least.
     Raises ConfigError, also if `run_step` returns what is no duration.
     """
     if repeats < 1 or warmup < 0:
         raise _wrong(f"repeats must be >= 1 and warmup >= 0, got {repeats} and {warmup}")
     asked = sorted(set(sizes))
-    means = []
+    means: list[float] = []
     for size in asked:
-        for _ in range(warmup):
-            run_step(size)
+        if budget_s <= 0 and len(means) >= 2:
+            break
+        warming = [run_step(size) for _ in range(warmup)]
         times = sorted(run_step(size) for _ in range(repeats))
+        budget_s -= sum(warming) + sum(times)
         kept = times[1:-1] if repeats >= 3 else times
         means.append(sum(kept) / len(kept))
-    return Curve(asked, means, stepped=stepped)
+    return Curve(asked[: len(means)], means, stepped=stepped)
 
 
 def default_sizes(most: int) -> list[int]:

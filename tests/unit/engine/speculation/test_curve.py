@@ -90,6 +90,16 @@ def test_measure_with_few_repeats():
         measure(lambda _: float("nan"), [1])
 
 
+def test_measure_stops_when_its_budget_is_used_up():
+    def sizes(asked: list[int], budget_s: float) -> list[int]:
+        curve = measure(float, asked, warmup=0, repeats=3, budget_s=budget_s)
+        return [int(size) for size in curve.sizes]
+
+    assert sizes([1, 2, 3, 4], 9.0) == [1, 2]
+    assert sizes([1, 2, 3, 4], 10.0) == [1, 2, 3]
+    assert sizes([5, 6, 7], 0.0) == [5, 6]
+
+
 def test_default_sizes():
     assert default_sizes(1) == [1]
     assert default_sizes(9) == [1, 2, 3, 4, 6, 8, 9]
