@@ -63,6 +63,8 @@ class ChatScreen:
 
     def thought(self, text: str) -> None:
         """New text of the reasoning."""
+        if not text:
+            return
         text = self._visible(text, self._in_thought)
         if not text:
             return
@@ -75,6 +77,8 @@ class ChatScreen:
 
     def content(self, text: str) -> None:
         """New text of the answer."""
+        if not text:
+            return  # a chunk of the reasoning, whose spaces are still to come
         if text.strip():
             self._end_thought()
         text = self._visible(text, self._line_open)

@@ -27,6 +27,7 @@ def command(
     max_num_seqs: Integer | None = None,
     max_num_batched_tokens: Integer | None = None,
     threads: Integer | None = None,
+    speculation: str | None = None,
     jump_forward: Annotated[bool | None, Parameter(negative="--no-jump-forward")] = None,
     thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
     max_body_bytes: Integer | None = None,
@@ -83,6 +84,9 @@ def command(
         Tokens of one step of the engine, all requests together (512).
     threads: int
         CPU threads of the operators (default: 1 for small models, else all physical cores).
+    speculation: str
+        Drafts of the model's draft module that a step verifies: off, adaptive (as many as pay) or
+        fixed:K (default: adaptive if the model has a draft module); a request may have its own.
     jump_forward: bool
         Whether tokens that a schema or grammar forces are computed in one step instead of one each
         (yes); answers are the same.
@@ -123,6 +127,7 @@ def command(
         "engine.max_num_seqs": max_num_seqs,
         "engine.max_num_batched_tokens": max_num_batched_tokens,
         "engine.threads": threads,
+        "engine.speculation": speculation,
         "engine.jump_forward": jump_forward,
     }
     renamed = {"server.api_keys": "--api-key", "server.default_thinking_mode": "--thinking"}

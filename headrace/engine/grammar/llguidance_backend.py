@@ -27,6 +27,10 @@ from headrace.errors import InvalidGrammar
 # that spells it otherwise would be refused. At the end: lines of errors stay those of the user.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 _WHITE_SPACE = rf"[ \n\r\t]{{1,{MAX_JSON_SPACES}}}"
+# Alternatives that are open at once, and rules looked at for one mask: what the schema reader takes
+# at most fits (into the library's own 2,000 it does not); some 50 ms for one mask.
+MAX_ROW_ITEMS = 100_000
+MAX_STEP_ITEMS = 1_000_000
 # About 2 kB each; deterministic automata of hostile expressions would fill the memory.
 MAX_LEXER_STATES = 50_000
 # Below the recursion limit of the library's JSON reader.
@@ -58,7 +62,12 @@ class LlguidanceBackend:
         )
         self._eos_id = table.eos_id
         self._numbers = NumberLimit(table.texts)
-        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        self._limits = LLParserLimits(
+            max_items_in_row=MAX_ROW_ITEMS,
+            step_max_items=MAX_STEP_ITEMS,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
 
     def compile(self, kind: GrammarKind, text: str) -> LlguidanceGrammar:
         """See `GrammarBackend.compile`."""

@@ -282,9 +282,13 @@ def _response_format(wire: WireRequest) -> ResponseFormat:
 def _given_format(wire: WireRequest) -> tuple[str, bytes]:
     """Name and value of the field that asks for a format."""
     given = _NULL if wire.output_config is None else bytes(wire.output_config.format)
-    if given != _NULL:
-        return "output_config.format", given
-    return "output_format", bytes(wire.output_format)
+    older = bytes(wire.output_format)
+    if given != _NULL and older != _NULL:
+        raise InvalidRequest(
+            "output_config.format and output_format both ask for a form; send one of them.",
+            param="output_format",
+        )
+    return ("output_config.format", given) if given != _NULL else ("output_format", older)
 
 
 def _extra(wire: WireRequest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from tests.unit.engine.grammar.grammars import (
     Walker,
     graph_of,
     ids_of,
+    schema,
     table,
     tokenizer,
 )
@@ -359,3 +361,30 @@ def test_output_that_does_not_fit_is_an_error_of_the_row() -> None:
     rows = rows_with(YES_NO, encode("maybe"))
     assert "does not fit" in (rows.error(3) or "")
     assert by_index(rows.masks(one())) == {0: []}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec(GrammarKind.CHOICE, json.dumps([f"o{n}" for n in range(5000)])),
+        GrammarSpec(GrammarKind.LARK, "start: " + " | ".join(f'"w{n}"' for n in range(5000))),
+        schema(
+            {
+                "type": "object",
+                "properties": {f"p{n}": {"type": "integer"} for n in range(1000)},
+                "additionalProperties": False,
+            }
+        ),
+    ],
+    ids=["choice", "lark", "optional members"],
+)
+def test_the_largest_forms_can_be_followed(spec: GrammarSpec) -> None:
+    """The library's own limit of 2,000 open alternatives ended such answers with an error."""
+    matcher, walker = Matcher(spec, graph_of(spec)), Walker(1)
+    for _ in range(8):
+        mask = matcher.mask()
+        assert mask is not None
+        token = walker.pick(ids_of(mask))
+        assert matcher.accept(token)
+        if matcher.ended:
+            break
