@@ -307,8 +307,14 @@ def _place(error: Exception) -> str:
 
 
 def _made_by_grammars(error: Exception) -> bool:
+    """Also of a call that is demanded where there are no tools: no grammar would allow one."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any("recipe/grammar" in frame.filename for frame in frames)
+    return any(
+        "recipe/grammar" in frame.filename
+        or "core/schema" in frame.filename
+        or frame.name == "check_choice"
+        for frame in frames
+    )
 
 
 def _hangs(number: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.llm import LLM
 from headrace.engine.load import loading_threads
 from headrace.ops.numerics import Numerics
+from headrace.platforms import CpuPlatform
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "tiny"
@@ -86,7 +87,7 @@ def test_a_small_model_is_loaded_on_one_thread() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with loading_threads(embedded_model(), EngineConfig()):
+        with loading_threads(embedded_model(), EngineConfig(), CpuPlatform()):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
