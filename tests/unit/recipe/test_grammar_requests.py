@@ -356,6 +356,9 @@ def test_what_cannot_be_enforced_is_named(
 def test_of_two_forms_both_are_named() -> None:
     message = error("chat", guided_regex="a", guided_json=SCHEMA).message
     assert "guided_regex" in message and "guided_json" in message
+    form = {"type": "json_schema", "schema": SCHEMA}
+    message = error("messages", output_format=form, output_config={"format": form}).message
+    assert "output_config.format" in message and "output_format" in message
 
 
 def test_forms_beside_tools_allow_either() -> None:
