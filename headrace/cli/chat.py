@@ -61,7 +61,7 @@ def command(
     temperature: float
         0 (always the most likely token) to 2 (default: 1, for the embedded model 0).
     seed: int
-        Makes draws repeatable.
+        Makes draws repeatable (but for --coupling maximal with adaptive drafts).
     speculation: str
         Drafts of the model's draft module that a step verifies: off, adaptive (as many as pay) or
         fixed:K (default: adaptive if the model has a draft module).
