@@ -111,8 +111,8 @@ def command(
     top_k: int
         Draw from this many most likely tokens; 0 or -1: from all.
     seed: int
-        Makes draws repeatable (but for --coupling maximal with adaptive drafts). In a file each line
-        gets its own seed from this one and its number.
+        Makes draws repeatable (but for --coupling maximal with adaptive drafts). In a file each
+        line gets its own seed from this one and its number.
     ignore_eos: bool
         Go on to max_tokens even if the model ends its answer (for measurements).
     json_schema: str
