@@ -56,7 +56,7 @@ class EvalOptions:
             replay=self.replay,
             truncate=self.truncate,
             seed=0,
-            speculation="off",  # drafts change no answer, and on a CPU long prompts pay for them
+            speculation="off",  # drafts change no answer; figures stay comparable
         )
 
 
