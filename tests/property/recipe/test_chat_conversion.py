@@ -99,9 +99,15 @@ def outcome(body: Any, options: ConvertOptions) -> Any:
 @settings(deadline=None)
 @given(BODIES)
 def test_clients_take_what_official_takes_with_the_same_conversation(body: dict[str, Any]) -> None:
-    official, clients = outcome(body, OFFICIAL), outcome(body, CLIENTS)
+    official = outcome(body, OFFICIAL)
+    try:
+        clients = convert_chat(json.dumps(body).encode(), CLIENTS)
+    except InvalidRequest as error:
+        # Only `clients` holds answers to a form, and says which it cannot hold them to.
+        form = (error.param or "").startswith(("response_format", "tools", "tool_choice"))
+        assert official is None or form
+        return
     if official is not None:
-        assert clients is not None
         assert clients.conversation == official.conversation
 
 
