@@ -104,7 +104,7 @@ def _triton(op: str) -> Implementation:
     return Implementation(
         op,
         "triton",
-        getattr(triton, op),
+        triton.function(op),
         platforms=("cuda",),
         dtypes=("float32", "bfloat16"),
         # Below the reference until its times on a card are known.
@@ -127,7 +127,7 @@ def _compiled_modules() -> tuple[ModuleType, ...]:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(op) for op in OPS),
     *(_fixed_tile(op) for op in OPS if op not in _ROW_WISE),
-    *(_triton(op) for op in OPS if op in vars(triton)),
+    *(_triton(op) for op in triton.MODULES),
     *_few_rows_set("decode", decode.MODULES, 1),
     *_few_rows_set("compiled", _compiled_modules(), 2),
 )

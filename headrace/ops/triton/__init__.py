@@ -1,16 +1,21 @@
 """Triton operators for NVIDIA GPUs from SM80 on.
 
-The functions here are what the catalogue lists: Triton is imported with the first call, since it
-takes a second and a CPU never needs it. Kernels: `attention`; decoding of records: `records`.
+`MODULES` says where each lies; `function` gives what the catalogue lists. Triton is imported with
+the first call, since it takes a second and a CPU never needs it. What kernels share: `records`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
-from torch import Tensor
-
-from headrace.ops.records import RecordView
+# operator -> the module of this package that has a function of its name
+MODULES = {
+    "sparse_attention": "attention",
+}
 
 
 def missing() -> str | None:
@@ -18,17 +23,17 @@ def missing() -> str | None:
     return None if find_spec("triton") else "needs the package triton, which is not installed"
 
 
-def sparse_attention(
-    q: Tensor,
-    window: Tensor,
-    window_index: Tensor,
-    entries: RecordView | None,
-    major: Tensor,
-    minor: Tensor,
-    sink: Tensor,
-    scale: float,
-) -> Tensor:
-    """`reference.sparse_attention`, see `attention.sparse_attention`."""
-    from headrace.ops.triton import attention
+def function(op: str) -> Callable[..., Any]:
+    """The Triton implementation of `op`, one of `MODULES`."""
 
-    return attention.sparse_attention(q, window, window_index, entries, major, minor, sink, scale)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _loaded(op)(*args, **kwargs)
+
+    call.__name__ = op
+    return call
+
+
+@cache
+def _loaded(op: str) -> Callable[..., Any]:
+    loaded: Callable[..., Any] = getattr(import_module(f"{__name__}.{MODULES[op]}"), op)
+    return loaded
