@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from headrace.model.deepseek.compressor import Compressor
+from headrace.model.deepseek.decode_step import AnyStep
 from headrace.model.deepseek.indexer import Indexer, SelectionRule, select
 from headrace.model.deepseek.parameters import Linear, Parameters
-from headrace.model.deepseek.step import Selection, Step
+from headrace.model.deepseek.step import Selection
 from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.ops.records import RecordView
@@ -125,7 +126,7 @@ class Attention:
     def forward(
         self,
         x: Tensor,
-        step: Step,
+        step: AnyStep,
         caches: LayerCaches,
         selection: Selection | None,
         spec: ModelSpec,
@@ -162,7 +163,7 @@ class Attention:
     def _window(
         self,
         kv: Tensor,
-        step: Step,
+        step: AnyStep,
         view: RecordView,
         spec: ModelSpec,
         ops: OpTable,
@@ -186,7 +187,7 @@ class Attention:
         return torch.cat((before.flatten(0, 1), rounded)), step.window_index
 
     def store_entries(
-        self, x: Tensor, step: Step, caches: LayerCaches, spec: ModelSpec, ops: OpTable
+        self, x: Tensor, step: AnyStep, caches: LayerCaches, spec: ModelSpec, ops: OpTable
     ) -> None:
         """Store the entries and index keys that this step completes; nothing in other layers."""
         if self.compressor is None or caches.entries is None:
@@ -208,7 +209,7 @@ class Attention:
         self,
         x: Tensor,
         qr: Tensor,
-        step: Step,
+        step: AnyStep,
         caches: LayerCaches,
         selection: Selection | None,
         spec: ModelSpec,

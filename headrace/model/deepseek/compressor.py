@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.model.deepseek.decode_step import AnyStep
 from headrace.model.deepseek.parameters import Parameters
-from headrace.model.deepseek.step import Completed, Step
+from headrace.model.deepseek.step import Completed
 from headrace.ops.records import RecordView
 from headrace.ops.reference.norm import wide
 from headrace.ops.signatures import OpTable
@@ -60,12 +61,12 @@ class Compressor:
         """Tokens that an entry pools."""
         return self.ratio * (2 if self.overlap else 1)
 
-    def completed(self, step: Step) -> Completed:
+    def completed(self, step: AnyStep) -> Completed:
         """The entries that this step completes."""
         return step.completed(self.ratio, self.reach)
 
     def forward(
-        self, x: Tensor, step: Step, state: RecordView | None, eps: float, ops: OpTable
+        self, x: Tensor, step: AnyStep, state: RecordView | None, eps: float, ops: OpTable
     ) -> Tensor:
         """Latents [E, width] of the completed entries from x [T, D]; updates the state rows."""
         done = self.completed(step)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from headrace.errors import UnsupportedError
 from headrace.model.deepseek.attention import Projections
+from headrace.model.deepseek.decode_step import AnyStep
 from headrace.model.deepseek.hyper_connections import HyperConnection
 from headrace.model.deepseek.moe import MoE
 from headrace.model.deepseek.parameters import Linear, Parameters
-from headrace.model.deepseek.step import Step, angles, inverse_frequencies
+from headrace.model.deepseek.step import angles, frequencies_of
 from headrace.model.spec import DraftSpec, ModelSpec
 from headrace.ops.records import RecordView
 from headrace.ops.signatures import OpTable
@@ -99,7 +100,7 @@ class DraftModule:
         )
 
     def context(
-        self, features: Tensor, step: Step, windows: list[RecordView], ops: OpTable
+        self, features: Tensor, step: AnyStep, windows: list[RecordView], ops: OpTable
     ) -> None:
         """Store each stage's window keys for the step's rows; features [T, targets * D]."""
         x = ops.rms_norm(self.main_proj(features, ops), self.main_norm, self.spec.rms_eps)
@@ -155,8 +156,8 @@ class DraftModule:
         ids = ids.flatten()
         places = (positions.unsqueeze(-1) + torch.arange(n, device=device)).flatten()
         streams = embed(ids).unsqueeze(1).repeat(1, spec.hc_mult, 1)
-        frequencies = inverse_frequencies(spec.rope_theta, spec.rope_dim, None)
         wide = torch.float64 if streams.dtype == torch.float64 else torch.float32
+        frequencies = frequencies_of(spec, 0, wide, str(device))
         rotation = angles(places, frequencies, wide)
         index = self._key_index(positions, n)
         pre = torch.zeros((batch * n, spec.hc_mult), dtype=wide, device=device)

@@ -1,7 +1,7 @@
 """Engram: the gated n-gram memory of one layer. Table rows are read from the mapped file.
 
 Token ids, their hashes and the tables stay on the host, whatever the model's device: what is sent
-there is the rows that were read.
+there is the rows that were read, before the first layer runs.
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ class Engram:
         """Table rows int64 [T, columns] of compressed n-grams [T, G], both on the host."""
         return ops.ngram_rows(compressed, self.multipliers, self.primes, self.offsets)
 
+    def gather(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Table rows [T, columns], on the host -> numbers [T, columns * head_dim], on the host."""
+        return self.table.gather(rows, dtype).flatten(-2)
+
     def forward(
-        self, streams: Tensor, rows: Tensor, spec: ModelSpec, ops: OpTable
+        self, streams: Tensor, embedded: Tensor, spec: ModelSpec, ops: OpTable
     ) -> tuple[Tensor, Tensor]:
-        """streams [T, hc, D], rows on the host -> (streams + gated value, gate [T, hc])."""
-        embedded = self.table.gather(rows, streams.dtype).flatten(-2).to(streams.device)
+        """streams [T, hc, D], embedded: what `gather` gave, on the device of the streams ->
+        (streams + gated value, gate [T, hc])."""
         kv = self.wkv(embedded, ops)
         hc, hidden = streams.shape[-2:]
         key = kv[:, : hc * hidden].unflatten(-1, (hc, hidden))

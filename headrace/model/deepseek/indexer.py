@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from headrace.model.deepseek.compressor import Compressor
+from headrace.model.deepseek.decode_step import AnyStep
 from headrace.model.deepseek.parameters import Linear, Parameters
-from headrace.model.deepseek.step import Selection, Span, Step
+from headrace.model.deepseek.step import Selection, Span
 from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.ops.records import RecordView
@@ -97,7 +98,7 @@ class Indexer:
         self,
         x: Tensor,
         latent: Tensor | None,
-        step: Step,
+        step: AnyStep,
         state: RecordView | None,
         spec: ModelSpec,
         ops: OpTable,
@@ -132,7 +133,7 @@ class Indexer:
 
 def select(
     rule: SelectionRule,
-    step: Step,
+    step: AnyStep,
     query: Callable[[], tuple[Tensor, Tensor]],
     keys: RecordView,
     before: Selection | None,
@@ -165,7 +166,7 @@ def select(
     if len(chosen) == 1 and chosen[0].shape[1] == width:
         places = chosen[0]
     else:
-        shape = (step.batch.total_rows, width)
+        shape = (step.total_rows, width)
         places = torch.full(shape, -1, dtype=torch.int64, device=step.device)
         for span, part in zip(step.spans, chosen, strict=True):
             part = part[:, :width]
@@ -179,7 +180,7 @@ def select(
 
 def _select_span(
     rule: SelectionRule,
-    step: Step,
+    step: AnyStep,
     span: Span,
     q: Tensor,
     weights: Tensor,

@@ -19,6 +19,7 @@ from headrace.errors import UnsupportedError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.model.deepseek.attention import Attention, LayerCaches
+from headrace.model.deepseek.decode_step import AnyStep, DecodeInputs, DecodeStep
 from headrace.model.deepseek.dspark import DraftModule, Drafts, Pick, pick_greedy
 from headrace.model.deepseek.engram import Engram, compress_ngrams
 from headrace.model.deepseek.hyper_connections import HyperConnection
@@ -81,17 +82,16 @@ class Layer:
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows on their way through the layers: the batch they are, and their state.
+    """The rows on their way through the layers.
 
-    streams [T, hc, D], pre [T, hc] for the next sublayer, compressed n-grams int64 [T, G],
-    features: of the draft's target layers so far.
+    streams [T, hc, D], pre [T, hc] for the next sublayer, embedded: rows of the Engram tables
+    [T, columns * head_dim] by layer, features: of the draft's target layers so far.
     """
 
-    batch: Batch
-    step: Step
+    step: AnyStep
     streams: Tensor
     pre: Tensor
-    compressed: Tensor | None
+    embedded: dict[int, Tensor]
     selection: Selection | None = None
     features: list[Tensor] = field(default_factory=list)
 
@@ -184,24 +184,44 @@ class Model:
     @_quiet
     def forward(self, batch: Batch, cache: KVCache, observe: Observer | None = None) -> Tensor:
         """Logits [S, V] of the rows that want them, fp32 (fp64 in the fp64 mode)."""
-        end = self._backbone(batch, cache, observe or _ignore)
-        if self._draft is not None and end.features:
-            feature = torch.cat(end.features, dim=-1)
-            if observe is not None:
-                observe("draft_features", 0, feature)
-            self._draft.context(feature, end.step, self._draft_windows(cache), self.ops)
-        streams, pre, wanted = end.streams, end.pre, end.batch.logit_rows
+        end, batch = self._backbone(batch, cache, observe or _ignore)
+        self._store_draft_context(end, cache, observe or _ignore)
+        streams, pre, wanted = end.streams, end.pre, batch.logit_rows
         if len(wanted) < len(streams):  # else all of them, in order
             rows = wanted.to(self.device)
             streams, pre = streams[rows], pre[rows]
+        return self._logits(streams, pre, observe or _ignore)
+
+    @torch.no_grad()
+    @_quiet
+    def decode(self, inputs: DecodeInputs, cache: KVCache) -> Tensor:
+        """Logits [B * q, V] of all rows of a decode step of fixed shape, as `forward` gives them.
+
+        Runs the same operators whatever the inputs hold, and never waits for the device.
+        """
+        step = DecodeStep(self.spec, inputs, self.numerics.accumulate_dtype)
+        at = self._start(step, dict(zip(self.engram_layers, inputs.embedded, strict=True)))
+        for layer, caches in zip(self._layers, self._layer_caches(cache), strict=True):
+            self._whole_layer(layer, at, caches, _ignore, False)
+        self._store_draft_context(at, cache, _ignore)
+        return self._logits(at.streams, at.pre, _ignore)
+
+    def _store_draft_context(self, end: _Rows, cache: KVCache, observe: Observer) -> None:
+        """Store what drafts after these rows will see, where there is a draft module."""
+        if self._draft is not None and end.features:
+            feature = torch.cat(end.features, dim=-1)
+            observe("draft_features", 0, feature)
+            self._draft.context(feature, end.step, self._draft_windows(cache), self.ops)
+
+    def _logits(self, streams: Tensor, pre: Tensor, observe: Observer) -> Tensor:
+        """Logits [S, V] of streams [S, hc, D] behind the last layer."""
         if self._hc_head is not None:
             head = self._hc_head
             pre = self.ops.hc_head(
                 streams, head.fn, head.base, head.scale, self.spec.rms_eps, self.spec.hc_eps
             )
         hidden = self.ops.hc_collapse(streams, pre)
-        if observe is not None:
-            observe("hidden", self.spec.num_layers, hidden)
+        observe("hidden", self.spec.num_layers, hidden)
         normed = self.ops.rms_norm(hidden, self._norm, self.spec.rms_eps)
         return self.ops.logits(normed, self._head)
 
@@ -209,54 +229,78 @@ class Model:
         """Embeddings [T, D] in the compute dtype."""
         return self._embed.index_select(0, token_ids).to(self.numerics.torch_dtype)
 
-    def _backbone(self, batch: Batch, cache: KVCache, observe: Observer) -> _Rows:
-        """All layers. The consumer layers run on the kept rows only (decoder truncation)."""
-        step, dtype = self._step(batch), self.numerics.accumulate_dtype
-        streams = self.embed(step.token_ids).unsqueeze(1).repeat(1, self.spec.hc_mult, 1)
-        pre = torch.zeros(streams.shape[:2], dtype=dtype, device=self.device)
-        pre[:, 0] = 1.0
-        at = _Rows(batch, step, streams, pre, self._compressed_ngrams(batch))
+    def _backbone(self, batch: Batch, cache: KVCache, observe: Observer) -> tuple[_Rows, Batch]:
+        """All layers; the consumer layers run on the kept rows only (decoder truncation).
+
+        Returns the rows at the end and the batch that they are.
+        """
+        embedded = {}
+        for number, table in zip(
+            self.engram_layers, self.gather_engram(batch, observe), strict=True
+        ):
+            embedded[number] = table.to(self.device)
+        at = self._start(self._step(batch), embedded)
         for layer, caches in zip(self._layers, self._layer_caches(cache), strict=True):
             stored = False
             if layer.spec.index == self.spec.n_prefill_layer and batch.keep_from.any():
-                stored = self._enter_consumers(layer, at, caches)
-                if at.batch.total_rows == 0:
+                batch, stored = self._enter_consumers(layer, at, batch, caches)
+                if batch.total_rows == 0:
                     break  # nothing but prompt rows that the consumers never see
-            if layer.engram is not None:
-                self._add_engram(layer, at, observe)
-            self._capture(at, layer.spec.index, at_input=True)
-            self._layer(layer, at, caches, observe, stored)
-            self._capture(at, layer.spec.index, at_input=False)
-        return at
+            self._whole_layer(layer, at, caches, observe, stored)
+        return at, batch
+
+    def _start(self, step: AnyStep, embedded: dict[int, Tensor]) -> _Rows:
+        """The rows in front of the first layer."""
+        streams = self.embed(step.token_ids).unsqueeze(1).repeat(1, self.spec.hc_mult, 1)
+        dtype = self.numerics.accumulate_dtype
+        pre = torch.zeros(streams.shape[:2], dtype=dtype, device=self.device)
+        pre[:, 0] = 1.0
+        return _Rows(step, streams, pre, embedded)
+
+    def _whole_layer(
+        self, layer: Layer, at: _Rows, caches: LayerCaches, observe: Observer, stored: bool
+    ) -> None:
+        """Engram, attention and experts of one layer; moves `at` on."""
+        number = layer.spec.index
+        if layer.engram is not None and number in at.embedded:
+            at.streams, gate = layer.engram.forward(
+                at.streams, at.embedded[number], self.spec, self.ops
+            )
+            observe("engram_gate", number, gate)
+        self._capture(at, number, at_input=True)
+        self._layer(layer, at, caches, observe, stored)
+        self._capture(at, number, at_input=False)
 
     def _step(self, batch: Batch) -> Step:
         dtype = self.numerics.accumulate_dtype
         return Step(self.spec, batch, dtype, self.row_tile, self.device)
 
-    def _enter_consumers(self, layer: Layer, at: _Rows, caches: LayerCaches) -> bool:
-        """Narrow `at` to what the consumer layers see; whether the layer's entries are stored.
+    def _enter_consumers(
+        self, layer: Layer, at: _Rows, batch: Batch, caches: LayerCaches
+    ) -> tuple[Batch, bool]:
+        """Narrow `at` to what the consumer layers see: (that batch, whether entries are stored).
 
         The boundary layer stores compressed entries and index keys of all rows first: they are
         all that consumers need of the rows that are left out.
         """
-        cut = None if self.truncate_by_mask else at.batch.kept(self.row_tile)
+        cut = None if self.truncate_by_mask else batch.kept(self.row_tile)
         if cut is None:
-            lowest = at.batch.q_start - self.spec.window + 1
-            if (at.batch.keep_from > lowest).any():
-                at.batch = at.batch.consumer_view()
-                at.step = self._step(at.batch)
-            return False
+            lowest = batch.q_start - self.spec.window + 1
+            if (batch.keep_from > lowest).any():
+                batch = batch.consumer_view()
+                at.step = self._step(batch)
+            return batch, False
         spec, ops = self.spec, self.ops
         x, *_ = layer.hc_attn.enter(at.streams, at.pre, layer.attn_norm, spec, ops)
         layer.attention.store_entries(x, at.step, caches, spec, ops)
-        at.batch, places = cut
+        batch, places = cut
         rows = places.to(self.device)
         at.streams, at.pre, at.selection = at.streams[rows], at.pre[rows], None
         at.features = [feature[rows] for feature in at.features]
-        if at.batch.total_rows:
-            at.step = self._step(at.batch)
-            at.compressed = self._compressed_ngrams(at.batch)
-        return True
+        at.embedded = {number: table[rows] for number, table in at.embedded.items()}
+        if batch.total_rows:
+            at.step = self._step(batch)
+        return batch, True
 
     def _layer(
         self, layer: Layer, at: _Rows, caches: LayerCaches, observe: Observer, stored: bool
@@ -277,18 +321,23 @@ class Model:
         at.streams, at.pre = ops.hc_merge(y, streams, post, comb), pre
         observe("stream_out", number, at.streams)
 
-    def _compressed_ngrams(self, batch: Batch) -> Tensor | None:
-        if self._token_map is None:
-            return None
-        return compress_ngrams(batch.ngrams, self._token_map, self._pad)
+    @property
+    def engram_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have an Engram."""
+        return tuple(layer.spec.index for layer in self._layers if layer.engram is not None)
 
-    def _add_engram(self, layer: Layer, at: _Rows, observe: Observer) -> None:
-        if layer.engram is None or at.compressed is None:
-            return
-        rows = layer.engram.rows(at.compressed, self.ops)
-        observe("engram_rows", layer.spec.index, rows)
-        at.streams, gate = layer.engram.forward(at.streams, rows, self.spec, self.ops)
-        observe("engram_gate", layer.spec.index, gate)
+    def gather_engram(self, batch: Batch, observe: Observer | None = None) -> list[Tensor]:
+        """Rows of each Engram layer's table for the batch, [T, columns * head_dim], on the host."""
+        if self._token_map is None:
+            return []
+        compressed = compress_ngrams(batch.ngrams, self._token_map, self._pad)
+        found = []
+        for layer in self._layers:
+            if layer.engram is not None:
+                rows = layer.engram.rows(compressed, self.ops)
+                (observe or _ignore)("engram_rows", layer.spec.index, rows)
+                found.append(layer.engram.gather(rows, self.numerics.torch_dtype))
+        return found
 
     def _capture(self, at: _Rows, layer: int, *, at_input: bool) -> None:
         """Append the draft's feature of a target layer: the mean over the copies [T, D]."""

@@ -62,6 +62,21 @@ def _both_frequencies(
     return both.to(device=device, dtype=dtype)
 
 
+@cache
+def _placed(
+    theta: float, dims: int, yarn: YarnSpec | None, dtype: torch.dtype, device: str
+) -> Tensor:
+    """`inverse_frequencies` on a device, sent once: a step must not wait for what it sends."""
+    return inverse_frequencies(theta, dims, yarn).to(device=device, dtype=dtype)
+
+
+def frequencies_of(spec: ModelSpec, ratio: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Of layers of `ratio`, [dims / 2]: 0 is plain RoPE, else YaRN on another base."""
+    if ratio == 0:
+        return _placed(spec.rope_theta, spec.rope_dim, None, dtype, device)
+    return _placed(spec.compress_rope_theta, spec.rope_dim, spec.yarn, dtype, device)
+
+
 def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """(cos, sin) [T, R, 2] of position * frequency, in `dtype` (fp32, or fp64 in the fp64 mode)."""
     angle = positions.to(dtype).unsqueeze(-1) * frequencies.to(device=positions.device, dtype=dtype)
@@ -187,11 +202,7 @@ class Step:
         return torch.from_numpy(values).to(self.device)
 
     def _frequencies(self, ratio: int) -> Tensor:
-        """Of layers of `ratio`: 0 is plain RoPE, else YaRN on another base."""
-        s = self.spec
-        if ratio == 0:
-            return inverse_frequencies(s.rope_theta, s.rope_dim, None)
-        return inverse_frequencies(s.compress_rope_theta, s.rope_dim, s.yarn)
+        return frequencies_of(self.spec, ratio, self.dtype, self.device)
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         """(cos, sin) [T, R, 2] of all rows for ratio 0 and for the others."""
@@ -201,6 +212,11 @@ class Step:
         )
         turn = angles(self.batch.positions.to(self.device), both, self.dtype)
         return turn[:, : len(both) // 2], turn[:, len(both) // 2 :]
+
+    @property
+    def total_rows(self) -> int:
+        """T."""
+        return self.batch.total_rows
 
     def visible(self, ratio: int) -> Tensor:
         """Entries each row sees, int64 [T]: groups whose last token is not after the row."""
