@@ -59,6 +59,8 @@ class EngineConfig:
     adaptive where the checkpoint has a draft module, else off. draft_length: drafts of a block,
     None: K of "fixed:K", else the checkpoint's block size, which is also the most. overlap: whether
     the next step is planned while one runs; None: not on a CPU, where both would share the cores.
+    graphs: whether decode steps are recorded once and replayed; None: on a card, where the chosen
+    operators allow it.
     jump_forward: tokens that a grammar forces are computed together, not one a step; changes no
     token.
     grammar_backend: library of structured output: "llguidance" or, if its extra is installed,
@@ -90,6 +92,7 @@ class EngineConfig:
     speculation: str | None = None
     draft_length: int | None = None
     overlap: bool | None = None
+    graphs: bool | None = None
     jump_forward: bool = True
     grammar_backend: str = "llguidance"
     grammar_cache_bytes: int = 256 * 2**20
@@ -117,11 +120,12 @@ class EngineConfig:
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
                     param=f"engine.{name}",
                 )
-        if self.overlap not in (None, True, False):
-            raise ConfigError(
-                f"engine.overlap must be true or false, got {self.overlap!r}.",
-                param="engine.overlap",
-            )
+        for name in ("overlap", "graphs"):
+            if getattr(self, name) not in (None, True, False):
+                raise ConfigError(
+                    f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
+                    param=f"engine.{name}",
+                )
         self._check_integer("max_num_seqs", 1, 4096)
         self._check_integer("max_num_batched_tokens", 1, 2**20)
         self._check_integer("max_waiting", 1, 2**20)

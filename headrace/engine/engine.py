@@ -38,6 +38,7 @@ from headrace.engine.capacity import (
 )
 from headrace.engine.executor import Executor, Order
 from headrace.engine.grammar.service import GRAMMAR_EVENT, GrammarService
+from headrace.engine.graphs import DecodeGraphs, DecodingModel
 from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.outputs import NOTHING, StepOutput
 from headrace.engine.plan import Ints, StepPlan, StepResult, Tokens
@@ -278,8 +279,18 @@ class Engine:
         )
         invariant = model.numerics.batch_invariant
         threads = self.config.threads or default_threads(model.spec, platform)
+        graphs = None
+        if _wants_graphs(self.config, model, platform) and isinstance(model, DecodingModel):
+            graphs = DecodeGraphs(
+                model,
+                cache,
+                platform,
+                max_sequences=self.config.max_num_seqs,
+                max_rows=1 + self._draft_length,
+                max_blocks=capacity.max_blocks,
+            )
         return Executor(
-            Runner(model, cache, platform, 1 if invariant else threads),
+            Runner(model, cache, platform, 1 if invariant else threads, graphs),
             self._sampler,
             self._grammars.rows,
             drafter,
@@ -402,6 +413,22 @@ def _check_operators(config: EngineConfig, model: ModelLike) -> None:
             "engine.deterministic needs a model loaded with batch-invariant operators.",
             param="engine.deterministic",
         )
+
+
+def _wants_graphs(config: EngineConfig, model: ModelLike, platform: Platform) -> bool:
+    """Whether decode steps are recorded. Raises ConfigError where they are asked for in vain."""
+    if config.graphs is False or (config.graphs is None and platform.device == "cpu"):
+        return False
+    reason = ""
+    if not isinstance(model, DecodingModel):
+        reason = "this model has no decode steps of fixed shape"
+    elif model.numerics.batch_invariant:
+        reason = "batch-invariant steps are cut into tiles of rows"
+    elif model.waiting:
+        reason = f"the host waits in these operators: {', '.join(model.waiting)}"
+    if reason and config.graphs:
+        raise ConfigError(f"engine.graphs cannot be used: {reason}.", param="engine.graphs")
+    return not reason
 
 
 def _check_rings(groups: Sequence[KVGroupSpec], draft_length: int) -> None:

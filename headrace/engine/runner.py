@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.kv import KVGroupSpec
+from headrace.engine.graphs import DecodeGraphs
 from headrace.engine.plan import Ints
 from headrace.engine.reuse import ReuseSpec
 from headrace.engine.speculation.drafts import Drafter, DraftRequest, Proposal
@@ -83,13 +84,19 @@ class Runner:
     """Model, cache memory and the number of threads they are used with."""
 
     def __init__(
-        self, model: ModelLike, cache: KVCache, platform: Platform, threads: int | None
+        self,
+        model: ModelLike,
+        cache: KVCache,
+        platform: Platform,
+        threads: int | None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
-        """threads: of the operators; None leaves torch's number."""
+        """threads: of the operators; None leaves torch's number. graphs: of the decode steps."""
         self._model = model
         self._cache = cache
         self._platform = platform
         self._threads = threads
+        self._graphs = graphs
 
     def stopwatch(self) -> Stopwatch:
         """A running one for the model's device."""
@@ -101,9 +108,12 @@ class Runner:
         self._cache.copy_slots(slot_pairs.tolist())
 
     def execute(self, batch: Batch) -> Tensor:
-        """Logits [S, vocab] of the batch, fp32 (fp64 in fp64 mode)."""
+        """Logits [S, vocab] of the batch, fp32 (fp64 in fp64 mode), until the next call."""
         threads = self._platform.threads(self._threads) if self._threads else nullcontext()
         with threads, torch.inference_mode():
+            logits = None if self._graphs is None else self._graphs.run(batch)
+            if logits is not None:
+                return logits
             return self._model.forward(batch, self._cache)
 
     def draft(self, drafter: Drafter, request: DraftRequest) -> Proposal:

@@ -20,7 +20,7 @@ from headrace.model.spec import ModelSpec
 from headrace.model.weights import Checkpoint
 from headrace.ops.catalogue import IMPLEMENTATIONS
 from headrace.ops.numerics import Numerics
-from headrace.ops.registry import resolve
+from headrace.ops.registry import explain, table
 from headrace.platforms import CpuPlatform, Platform
 
 # (bytes read, bytes in all)
@@ -44,7 +44,8 @@ def load_model(
     directory = Path(directory)
     platform = CpuPlatform() if platform is None else platform
     spec = ModelSpec.from_directory(directory)
-    ops = resolve(IMPLEMENTATIONS, platform.name, numerics, op_overrides)
+    resolutions = explain(IMPLEMENTATIONS, platform.name, numerics, op_overrides)
+    waiting = tuple(r.op for r in resolutions if r.chosen.waits)
     checkpoint = Checkpoint.open(directory, spec, progress=progress, device=platform.device)
     platform.prepare()
     if platform.device != "cpu":  # a CPU has swap, and maps what it does not convert
@@ -54,7 +55,15 @@ def load_model(
     act_group = spec.quant.act_group if numerics.act_quant and spec.quant is not None else 0
     parameters = Parameters(checkpoint, numerics, act_group)
     try:
-        model = Model(spec, numerics, ops, parameters, tables, with_draft=with_draft)
+        model = Model(
+            spec,
+            numerics,
+            table(resolutions),
+            parameters,
+            tables,
+            with_draft=with_draft,
+            waiting=waiting,
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{platform.device} has too little free memory for the weights; does another program "

@@ -33,6 +33,9 @@ _ROW_WISE = frozenset(
     }
 )
 
+# The plain mixture of experts asks which experts were chosen.
+_WAITING = frozenset({"moe"})
+
 
 def _reference(op: str) -> Implementation:
     function = next(getattr(m, op) for m in _MODULES if hasattr(m, op))
@@ -43,6 +46,7 @@ def _reference(op: str) -> Implementation:
         batch_invariant=op in _ROW_WISE,
         invariant_on=("cpu",),
         priority=0,
+        waits=op in _WAITING,
     )
 
 
@@ -57,6 +61,7 @@ def _fixed_tile(op: str) -> Implementation:
         priority=-1,
         why_lower="slower, only chosen for batch_invariant",
         tolerance={"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2},
+        waits=op in _WAITING,
     )
 
 

@@ -26,7 +26,8 @@ class Implementation:
     sums in order of arrival). Among those that qualify the highest `priority` is chosen. tolerance:
     largest allowed difference to the reference, relative to the largest magnitude of its result,
     per dtype. probe: a reason why it cannot run here, or None. why_lower: what people are told
-    where it would qualify and another one has a higher priority.
+    where it would qualify and another one has a higher priority. waits: whether the host waits for
+    the device in a call, so that it cannot become part of a graph.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Implementation:
     tolerance: Mapping[str, float] | None = None
     probe: Callable[[], str | None] | None = None
     why_lower: str | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +146,9 @@ def resolve(
     overrides: Mapping[str, str] | None = None,
 ) -> OpTable:
     """The frozen table of an engine; raises as `explain`."""
-    resolutions = explain(implementations, platform, numerics, overrides)
+    return table(explain(implementations, platform, numerics, overrides))
+
+
+def table(resolutions: Sequence[Resolution]) -> OpTable:
+    """Of what was chosen for every operator."""
     return OpTable(**{r.op: r.chosen.function for r in resolutions})

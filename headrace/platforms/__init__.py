@@ -3,6 +3,7 @@
 from headrace.platforms.base import (
     Capabilities,
     Fingerprint,
+    Graph,
     Memory,
     Platform,
     Probe,
@@ -17,6 +18,7 @@ __all__ = [
     "CpuPlatform",
     "CudaPlatform",
     "Fingerprint",
+    "Graph",
     "Memory",
     "Platform",
     "Probe",

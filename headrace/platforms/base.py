@@ -2,14 +2,18 @@
 
 Contract: reading a platform has no side effects and reads no environment variables; `threads`
 changes something and undoes it, `prepare` is called once, before weights are loaded. Grows with its
-callers: streams, graphs and collectives come with the first operators that use them.
+callers: collectives come with the first operators that use them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,14 @@ class Stopwatch(Protocol):
 
     def seconds(self) -> float:
         """Seconds between the points; on an asynchronous device it waits for the end."""
+        ...
+
+
+class Graph(Protocol):
+    """Work of a device that was recorded once."""
+
+    def replay(self) -> Tensor:
+        """Ask for it again, on what its inputs hold now; the result is overwritten next time."""
         ...
 
 
@@ -113,4 +125,22 @@ class Platform(Protocol):
 
     def stopwatch(self) -> Stopwatch:
         """A running one for `device`."""
+        ...
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros on the host that can be sent to the device without waiting for it."""
+        ...
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """Run `work` and make it a graph: it must do the same whatever its inputs hold.
+
+        Graphs of a platform share memory: a result holds until the next one is replayed.
+        """
+        ...
+
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """An error where the host waits for the device within; a device that is the host has none.
+
+        For the thread's own device operations; waiting for an event is allowed.
+        """
         ...

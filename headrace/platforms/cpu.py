@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headrace.errors import InternalError, UnsupportedError
-from headrace.platforms.base import Capabilities, Fingerprint, Memory, Probe, Stopwatch
+from headrace.platforms.base import Capabilities, Fingerprint, Graph, Memory, Probe, Stopwatch
 
 # (limit, usage) of the process' own cgroup as a container sees it.
 _CGROUP_MEMORY = (
@@ -136,6 +137,18 @@ class CpuPlatform:
         """One that reads the clock."""
         return _ClockStopwatch()
 
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Plain memory."""
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """Nothing is recorded: `work` is called each time."""
+        return _Calls(work)
+
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """Nothing waits here."""
+        return nullcontext()
+
     def _text(self, path: str) -> str:
         """Content of a file below the root, empty where there is none."""
         try:
@@ -151,6 +164,13 @@ class CpuPlatform:
             if colon:
                 pairs.setdefault(key.strip(), value.strip())
         return pairs
+
+
+class _Calls:
+    """Implements `Graph`."""
+
+    def __init__(self, work: Callable[[], Tensor]) -> None:
+        self.replay = work
 
 
 class _ClockStopwatch:

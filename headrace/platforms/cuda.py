@@ -6,12 +6,15 @@ torch's: CUDA_VISIBLE_DEVICES decides which cards there are and how they are cou
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from headrace.errors import UnsupportedError
-from headrace.platforms.base import Capabilities, Fingerprint, Memory, Probe, Stopwatch
+from headrace.platforms.base import Capabilities, Fingerprint, Graph, Memory, Probe, Stopwatch
 from headrace.platforms.cpu import CpuPlatform
 
 NO_CUDA_BUILD = (
@@ -31,6 +34,7 @@ class CudaPlatform:
     def __init__(self, index: int = 0, host: CpuPlatform | None = None) -> None:
         self._index = index
         self._host = CpuPlatform() if host is None else host
+        self._pool: Any = None  # of the memory of all graphs
 
     @property
     def name(self) -> str:
@@ -108,6 +112,55 @@ class CudaPlatform:
     def stopwatch(self) -> Stopwatch:
         """One that counts from when the card has done all that was asked of it before."""
         return _EventStopwatch(torch.device(self.device))
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Pinned memory."""
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """A CUDA graph; `work` runs once before, so that kernels are compiled and libraries ready.
+
+        Other threads may use the card meanwhile.
+        """
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        device = torch.device(self.device)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            work()
+            stream.synchronize()
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        return _CudaGraph(graph, result)
+
+    @contextmanager
+    def forbid_waits(self) -> Iterator[None]:
+        """torch's own guard; it is one of the process."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+class _CudaGraph:
+    """Implements `Graph`."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+        self._graph = graph
+        self._result = result
+
+    def replay(self) -> Tensor:
+        """Launch it on the current stream."""
+        self._graph.replay()
+        return self._result
 
 
 class _EventStopwatch:

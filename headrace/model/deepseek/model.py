@@ -112,10 +112,13 @@ class Model:
         tables: EngramTables | None,
         *,
         with_draft: bool,
+        waiting: tuple[str, ...] = (),
     ) -> None:
+        """waiting: operators of `ops` in which the host waits for the device."""
         self.spec = spec
         self.numerics = numerics
         self.ops = ops
+        self.waiting = waiting
         self.device = p.device
         self.max_ngram = spec.engram.max_ngram if spec.engram is not None else 1
         self.row_tile = ROW_TILE if numerics.batch_invariant else 1

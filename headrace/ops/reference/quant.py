@@ -7,6 +7,8 @@ either UE8M0 (a power of two, one byte of exponent) or E4M3. Formulas: the model
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,12 @@ E2M1_BOUNDS = tuple(
     b if i % 2 == 0 else torch.nextafter(torch.tensor(b), torch.tensor(0.0)).item()
     for i, b in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 )
+
+
+@cache
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """fp32 on a device, sent once: a device is waited for when it gets something from a list."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _groups(x: Tensor, size: int) -> Tensor:
@@ -63,17 +71,13 @@ def dequantise_fp8(codes: Tensor, scales: Tensor, group: int = 32) -> Tensor:
 
 def _e2m1_codes(v: Tensor) -> Tensor:
     """fp32 within +-6 -> 4-bit codes (uint8): bit 3 sign (kept for -0), bits 2..0 magnitude."""
-    bounds = torch.tensor(E2M1_BOUNDS, dtype=torch.float32, device=v.device)
-    magnitude = torch.bucketize(v.abs().contiguous(), bounds)
+    magnitude = torch.bucketize(v.abs().contiguous(), _constant(E2M1_BOUNDS, v.device))
     return (magnitude + 8 * torch.signbit(v).to(torch.int64)).to(torch.uint8)
 
 
 def e2m1_to_float(codes: Tensor) -> Tensor:
     """4-bit codes (uint8) -> fp32; -0 keeps its sign."""
-    values = torch.tensor(
-        E2M1_VALUES + tuple(-v for v in E2M1_VALUES), dtype=torch.float32, device=codes.device
-    )
-    return values[codes.long()]
+    return _constant(E2M1_VALUES + tuple(-v for v in E2M1_VALUES), codes.device)[codes.long()]
 
 
 def quantise_fp4_ue8m0(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
