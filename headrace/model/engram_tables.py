@@ -72,6 +72,14 @@ def engram_tables(spec: ModelSpec, tokenizer_json: Path) -> EngramTables | None:
             f"{tokenizer_json} gives {computed}: every table row would be another one.",
             param="text_config.engram_compressed_vocab_size",
         )
+    return tables_of(engram, token_map)
+
+
+def tables_of(engram: EngramSpec, token_map: npt.NDArray[np.int32]) -> EngramTables:
+    """Tables for a map of token ids [V] to compressed ids.
+
+    Raises ModelConfigError where a table has fewer rows than the buckets need.
+    """
     return EngramTables(
         token_map=token_map,
         pad=int(token_map[engram.pad_id]),

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from headrace.errors import ConfigError
 from headrace.model.deepseek.model import Model
 from headrace.model.deepseek.parameters import Parameters
-from headrace.model.engram_tables import engram_tables
-from headrace.model.memory import weight_memory
+from headrace.model.engram_tables import EngramTables, engram_tables, tables_of
+from headrace.model.memory import STORED, weight_memory
+from headrace.model.random_weights import RandomWeights
 from headrace.model.spec import ModelSpec
-from headrace.model.weights import Checkpoint
+from headrace.model.weights import Checkpoint, WeightSource
 from headrace.ops.catalogue import IMPLEMENTATIONS
 from headrace.ops.numerics import Numerics
 from headrace.ops.registry import explain, table
@@ -35,8 +37,12 @@ def load_model(
     op_overrides: Mapping[str, str] | None = None,
     with_draft: bool = False,
     platform: Platform | None = None,
+    keep_stored: bool = False,
 ) -> Model:
     """Load the checkpoint in `directory` to the device of a platform, by default the CPU's.
+
+    keep_stored: quantised matrices stay in the checkpoint's own format and are decoded while they
+    multiply, instead of being converted to the compute dtype.
 
     Raises ModelConfigError (config.json), CheckpointError (files), ConfigError / UnsupportedError
     (operators), ConfigError where the device's memory does not hold the weights.
@@ -44,18 +50,62 @@ def load_model(
     directory = Path(directory)
     platform = CpuPlatform() if platform is None else platform
     spec = ModelSpec.from_directory(directory)
-    resolutions = explain(IMPLEMENTATIONS, platform.name, numerics, op_overrides)
-    waiting = tuple(r.op for r in resolutions if r.chosen.waits)
     checkpoint = Checkpoint.open(directory, spec, progress=progress, device=platform.device)
     platform.prepare()
     if platform.device != "cpu":  # a CPU has swap, and maps what it does not convert
-        _check_room(spec, numerics, platform, with_draft=with_draft)
+        _check_room(spec, numerics, platform, with_draft=with_draft, keep_stored=keep_stored)
     tables = engram_tables(spec, directory / "tokenizer.json")
+    model = _build(
+        spec, numerics, checkpoint, tables, platform, op_overrides, with_draft, keep_stored
+    )
+    if progress is not None:
+        # What is left out on purpose (a draft module nobody asked for) is done too.
+        progress(checkpoint.total_bytes, checkpoint.total_bytes)
+    return model
+
+
+def random_model(
+    spec: ModelSpec,
+    numerics: Numerics,
+    platform: Platform,
+    *,
+    seed: int = 0,
+    op_overrides: Mapping[str, str] | None = None,
+    with_draft: bool = False,
+    keep_stored: bool = False,
+) -> Model:
+    """A model of `spec` with random weights, drawn on the device: for measurements.
+
+    Raises as `load_model`, but for files.
+    """
+    platform.prepare()
+    if platform.device != "cpu":
+        _check_room(spec, numerics, platform, with_draft=with_draft, keep_stored=keep_stored)
+    tables = None
+    if spec.engram is not None:
+        compressed = np.arange(spec.vocab_size, dtype=np.int32) % spec.engram.compressed_vocab
+        tables = tables_of(spec.engram, compressed)
+    source = RandomWeights(spec, platform.device, seed)
+    return _build(spec, numerics, source, tables, platform, op_overrides, with_draft, keep_stored)
+
+
+def _build(
+    spec: ModelSpec,
+    numerics: Numerics,
+    source: WeightSource,
+    tables: EngramTables | None,
+    platform: Platform,
+    op_overrides: Mapping[str, str] | None,
+    with_draft: bool,
+    keep_stored: bool,
+) -> Model:
+    resolutions = explain(IMPLEMENTATIONS, platform.name, numerics, op_overrides)
+    waiting = tuple(r.op for r in resolutions if r.chosen.waits)
     # Only quantised checkpoints have layers whose inputs the released path rounds.
     act_group = spec.quant.act_group if numerics.act_quant and spec.quant is not None else 0
-    parameters = Parameters(checkpoint, numerics, act_group)
+    parameters = Parameters(source, numerics, act_group, keep_stored)
     try:
-        model = Model(
+        return Model(
             spec,
             numerics,
             table(resolutions),
@@ -70,26 +120,26 @@ def load_model(
             "use it? Take another card (engine.device), or engine.dtype bfloat16.",
             param="engine.device",
         ) from error
-    if progress is not None:
-        # What is left out on purpose (a draft module nobody asked for) is done too.
-        progress(checkpoint.total_bytes, checkpoint.total_bytes)
-    return model
 
 
 def _check_room(
-    spec: ModelSpec, numerics: Numerics, platform: Platform, *, with_draft: bool
+    spec: ModelSpec, numerics: Numerics, platform: Platform, *, with_draft: bool, keep_stored: bool
 ) -> None:
     """Raise ConfigError where the weights alone are more than what the device has free."""
-    needed = weight_memory(spec, numerics.dtype, with_draft=with_draft).device_bytes
+    weights = STORED if keep_stored else numerics.dtype
+    needed = weight_memory(spec, weights, with_draft=with_draft).device_bytes
     available = platform.memory(platform.device).available_bytes
     if needed <= available:
         return
-    narrower = numerics.dtype != "bfloat16" and (
-        weight_memory(spec, "bfloat16", with_draft=with_draft).device_bytes <= available
+    narrower = (
+        not keep_stored
+        and numerics.dtype != "bfloat16"
+        and (weight_memory(spec, "bfloat16", with_draft=with_draft).device_bytes <= available)
     )
     advice = "set engine.dtype to bfloat16" if narrower else "take a card that has as much"
+    form = "as stored" if keep_stored else f"in {numerics.dtype}"
     raise ConfigError(
-        f"The weights need {needed / 2**30:.1f} GiB in {numerics.dtype}, {platform.device} has "
+        f"The weights need {needed / 2**30:.1f} GiB {form}, {platform.device} has "
         f"{available / 2**30:.1f} GiB free: {advice}, or set engine.device to cpu.",
         param="engine.device",
     )

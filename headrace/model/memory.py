@@ -12,9 +12,15 @@ from dataclasses import dataclass
 
 from headrace.errors import InternalError
 from headrace.model.spec import ModelSpec
-from headrace.model.weight_plan import TensorSpec, planned_tensors, stored_tensors
+from headrace.model.weight_plan import (
+    TensorSpec,
+    effective_kind,
+    planned_tensors,
+    stored_tensors,
+)
 
-# In the checkpoint's own formats; other names are dtypes that all weights are converted to.
+# Quantised matrices in the checkpoint's own formats, the rest as bf16 or wider; other names are
+# dtypes that all weights are converted to.
 STORED = "stored"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 # Stored in bf16, kept in fp32: the released path computes with them so.
@@ -85,14 +91,17 @@ def _pools(name: str, ratios: Mapping[str, int]) -> bool:
 def _bytes(tensor: TensorSpec, spec: ModelSpec, weights: str, *, pooled: bool) -> int:
     """Of one tensor as it is kept. Engram tables are never converted. pooled: whether the layer's
     compressor pools several tokens, which is done in fp32."""
-    if weights == STORED or tensor.kind in ("engram", "i64"):
+    kind = effective_kind(tensor.kind, spec.quant)
+    stored = weights == STORED and kind in ("linear", "expert")
+    if stored or tensor.kind in ("engram", "i64"):
         parts = stored_tensors(tensor, spec.quant)
         return sum(math.prod(part.shape) * _STORED_BYTES[part.dtype] for part in parts)
-    name, number = tensor.name, _BYTES[weights]
+    name, number = tensor.name, _BYTES.get(weights, 2)
     if name.endswith(_UNUSED):
         return 0
-    if name == "embed.weight" or name.endswith("markov_head.embed.weight"):
-        number = 2  # gathered from as they are stored
+    as_file = ("embed.weight", "head.weight") if weights == STORED else ("embed.weight",)
+    if name in as_file or name.endswith("markov_head.embed.weight"):
+        number = 2
     elif tensor.kind == "f32" or name.endswith(_POOLED if pooled else _WIDE):
         number = max(4, number)
     return math.prod(tensor.shape) * number

@@ -16,6 +16,8 @@ from headrace.model.stored_formats import NAN_SCALE
 
 # Bytes looked at at once: far below any limit of memory, far above the overhead of a call.
 TILE_BYTES = 2**20
+# On a device a call costs more, and memory is plenty.
+DEVICE_TILE_BYTES = 2**27
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
@@ -30,6 +32,13 @@ def check_mapped_finite(name: str, stored: Tensor) -> None:
     flat = stored.reshape(-1)
     for tile in flat.split(TILE_BYTES // flat.element_size()):
         check_finite(name, tile)
+
+
+def check_codes(name: str, codes: Tensor) -> None:
+    """Refuse E4M3 codes, uint8, that are NaN (0x7F and 0xFF)."""
+    for tile in codes.view(-1).split(DEVICE_TILE_BYTES):
+        if bool(((tile & 0x7F) == 0x7F).any()):
+            raise CheckpointError(f"{name} holds NaN.")
 
 
 def check_scales(name: str, scales: Tensor, done: Callable[[int], None] | None = None) -> None:

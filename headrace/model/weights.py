@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from headrace.core.files import INDEX_FILE, SINGLE_FILE, read_regular
 from headrace.errors import CheckpointError
 from headrace.model.safetensors_file import Entry, SafetensorsFile
-from headrace.model.spec import ModelSpec
+from headrace.model.spec import ModelSpec, QuantSpec
 from headrace.model.stored_formats import (
     GROUP,
     compute_dtype,
@@ -29,6 +30,7 @@ from headrace.model.stored_formats import (
     decode_fp8,
 )
 from headrace.model.weight_checks import (
+    check_codes,
     check_expert_ids,
     check_finite,
     check_mapped_finite,
@@ -45,6 +47,7 @@ from headrace.model.weight_plan import (
     stored_tensors,
     weight_plan,
 )
+from headrace.ops.stored_weights import StoredWeight, WeightFormat
 
 MAX_INDEX_BYTES = 256 * 2**20
 # Numbers converted at a time: small against every large tensor, large against call overhead.
@@ -57,6 +60,39 @@ MAX_LISTED = 20
 MAX_MISSING = 1000
 # (bytes done, bytes in all)
 Progress = Callable[[int, int], None]
+
+
+class WeightSource(Protocol):
+    """Where a model's weights come from: a `Checkpoint`, or `random_weights.RandomWeights`."""
+
+    @property
+    def device(self) -> str:
+        """Where tensors are put."""
+        ...
+
+    def has(self, name: str, /) -> bool:
+        """See `Checkpoint`, as for the others."""
+        ...
+
+    def shape(self, name: str, /) -> tuple[int, ...]:
+        """See there."""
+        ...
+
+    def dequantised(self, name: str, dtype: torch.dtype, /, out: Tensor | None = None) -> Tensor:
+        """See there."""
+        ...
+
+    def mapped(self, name: str, /) -> Tensor:
+        """See there."""
+        ...
+
+    def stored_weight(self, name: str, /) -> StoredWeight | None:
+        """See there."""
+        ...
+
+    def engram_rows(self, layer: int, /) -> EngramTable:
+        """See there."""
+        ...
 
 
 class EngramTable:
@@ -209,6 +245,21 @@ class Checkpoint:
             result[begin:end] = kept
         return result
 
+    def stored_weight(self, name: str) -> StoredWeight | None:
+        """A matrix in the format that it has in the file, on the device; None if it is numbers.
+
+        Raises CheckpointError naming the tensor where a code or a scale is NaN.
+        """
+        form = weight_form(self._plan[name], self.spec.quant)
+        if form is None:
+            return None
+        codes = self.tensor(name).view(torch.uint8).to(self.device)
+        scales = self.tensor(scale_name(name))
+        check_scales(scale_name(name), scales)
+        if form[0] is WeightFormat.FP8:
+            check_codes(name, codes)
+        return StoredWeight(codes, scales.view(torch.uint8).to(self.device), *form)
+
     def engram_rows(self, layer: int) -> EngramTable:
         """The table of an Engram layer (its number in the model), left in the map.
 
@@ -279,6 +330,20 @@ class Checkpoint:
         self.loaded_bytes += read_bytes
         if self._progress is not None:
             self._progress(self.loaded_bytes, self.total_bytes)
+
+
+def weight_form(
+    tensor: TensorSpec, quant: QuantSpec | None
+) -> tuple[WeightFormat, tuple[int, int]] | None:
+    """Format and block of a matrix that a checkpoint quantises; None for others and for tables."""
+    kind = effective_kind(tensor.kind, quant)
+    if quant is None or kind not in ("linear", "expert"):
+        return None
+    return (
+        (WeightFormat.FP4, (1, GROUP))
+        if kind == "expert"
+        else (WeightFormat.FP8, quant.weight_block)
+    )
 
 
 def _report(directory: Path, problems: Sequence[str]) -> CheckpointError:

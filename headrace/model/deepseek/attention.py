@@ -21,6 +21,7 @@ from headrace.model.spec import LayerSpec, ModelSpec
 from headrace.ops.numerics import Numerics
 from headrace.ops.records import RecordView
 from headrace.ops.signatures import OpTable
+from headrace.ops.stored_weights import Weight, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +46,25 @@ class Projections:
     wq_b: Linear
     wkv: Linear
     kv_norm: Tensor
-    wo_a: Tensor
+    wo_a: Weight
     wo_b: Linear
     sink: Tensor
 
     @classmethod
     def load(cls, p: Parameters) -> Projections:
         """Weights below an "attn." scope."""
-        wq_a, wkv = p.linear("wq_a.weight"), p.linear("wkv.weight")
-        rank = wq_a.weight.shape[0]
-        both = Linear(torch.cat((wq_a.weight, wkv.weight)), wq_a.act_group)
+        both = p.above("wq_a.weight", "wkv.weight")
+        rank = p.checkpoint.shape(p.prefix + "wq_a.weight")[0]
+        wq_a, wkv = rows(both, 0, rank), rows(both, rank, both.shape[0])
         return cls(
-            wqkv_a=both,
-            wq_a=Linear(both.weight[:rank], wq_a.act_group),
+            wqkv_a=Linear(both, p.act_group),
+            wq_a=Linear(wq_a, p.act_group),
             q_norm=p.wide("q_norm.weight"),
             wq_b=p.linear("wq_b.weight"),
-            wkv=Linear(both.weight[rank:], wkv.act_group),
+            wkv=Linear(wkv, p.act_group),
             kv_norm=p.wide("kv_norm.weight"),
             # The released path dequantises wo_a and leaves its input alone.
-            wo_a=p.plain("wo_a.weight"),
+            wo_a=p.weight("wo_a.weight"),
             wo_b=p.linear("wo_b.weight"),
             sink=p.wide("attn_sink"),
         )

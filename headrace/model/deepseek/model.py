@@ -126,7 +126,7 @@ class Model:
         self.truncate_by_mask = False
         self._bound: tuple[KVCache, list[LayerCaches]] | None = None
         self._embed = p.stored("embed.weight")
-        self._head = p.wide("head.weight")
+        self._head = p.head("head.weight")
         self._norm = p.wide("norm.weight")
         self._layers = tuple(
             Layer.load(p.scope(f"layers.{x.index}."), x, spec, tables) for x in spec.layers

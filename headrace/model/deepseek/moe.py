@@ -9,6 +9,7 @@ from torch import Tensor
 from headrace.model.deepseek.parameters import Parameters
 from headrace.model.spec import ModelSpec
 from headrace.ops.signatures import OpTable
+from headrace.ops.stored_weights import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,10 @@ class MoE:
     gate: Tensor
     bias: Tensor | None
     token_experts: Tensor | None
-    w13: Tensor
-    w2: Tensor
-    shared13: Tensor
-    shared2: Tensor
+    w13: Weight
+    w2: Weight
+    shared13: Weight
+    shared2: Weight
     experts_per_token: int
     act_group: int
 
@@ -42,8 +43,8 @@ class MoE:
             token_experts=p.stored("gate.tid2eid") if hashed else None,
             w13=p.stack([[f"experts.{e}.{w}.weight" for w in ("w1", "w3")] for e in numbers]),
             w2=p.stack([[f"experts.{e}.w2.weight"] for e in numbers]),
-            shared13=shared.stack([["w1.weight", "w3.weight"]])[0],
-            shared2=shared.plain("w2.weight"),
+            shared13=shared.above("w1.weight", "w3.weight"),
+            shared2=shared.weight("w2.weight"),
             experts_per_token=experts_per_token,
             act_group=p.act_group,
         )

@@ -1,8 +1,8 @@
 """A checkpoint seen from one prefix ("layers.3.attn."), in the dtypes that the model computes with.
 
-Linear weights are dequantised to the compute dtype; parameters that the released path keeps in
-fp32 come as fp32 (fp64 in the fp64 mode). `act_group` says whether a layer's inputs are rounded.
-All tensors lie on the checkpoint's device.
+Linear weights are dequantised to the compute dtype or, with `keep_stored`, kept in the checkpoint's
+own format; parameters that the released path keeps in fp32 come as fp32 (fp64 in the fp64 mode).
+`act_group` says whether a layer's inputs are rounded. All tensors lie on the checkpoint's device.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.model.weights import Checkpoint
+from headrace.errors import InternalError
+from headrace.model.weights import WeightSource
 from headrace.ops.numerics import Numerics
 from headrace.ops.signatures import OpTable
+from headrace.ops.stored_weights import StoredWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Tensors below `prefix`; `act_group` > 0 where FP8 inputs are wanted (see Numerics)."""
 
-    checkpoint: Checkpoint
+    checkpoint: WeightSource
     numerics: Numerics
     act_group: int
+    keep_stored: bool = False
     prefix: str = ""
 
     def scope(self, name: str) -> Parameters:
@@ -41,7 +44,22 @@ class Parameters:
 
     def linear(self, name: str) -> Linear:
         """A weight that is FP8 in quantised checkpoints: its input is rounded too if asked."""
-        return Linear(self.plain(name), self.act_group)
+        return Linear(self.weight(name), self.act_group)
+
+    def weight(self, name: str) -> Weight:
+        """A matrix for an operator that takes either kind."""
+        found = self.checkpoint.stored_weight(self.prefix + name) if self.keep_stored else None
+        return self.plain(name) if found is None else found
+
+    def above(self, upper: str, lower: str) -> Weight:
+        """Two matrices [n, k] and [m, k] as one, [n + m, k]."""
+        one, other = self.weight(upper), self.weight(lower)
+        if not isinstance(one, StoredWeight) or not isinstance(other, StoredWeight):
+            return torch.cat((self.plain(upper), self.plain(lower)))
+        if one.shape[0] % one.block[0]:  # a block of scales would lie across the border
+            return torch.cat((self.plain(upper), self.plain(lower)))
+        codes = torch.cat((one.codes, other.codes))
+        return replace(one, codes=codes, scales=torch.cat((one.scales, other.scales)))
 
     def plain(self, name: str) -> Tensor:
         """A tensor in the compute dtype."""
@@ -55,13 +73,21 @@ class Parameters:
         """A tensor as it lies in the file; on the host it is mapped and not copied."""
         return self.checkpoint.mapped(self.prefix + name)
 
-    def stack(self, names: list[list[str]]) -> Tensor:
-        """Matrices of equal shape [n, m] in the compute dtype, filled one at a time.
+    def head(self, name: str) -> Tensor:
+        """The output head: as it is stored, or else in fp32 (fp64)."""
+        return self.stored(name) if self.keep_stored else self.wide(name)
+
+    def stack(self, names: list[list[str]]) -> Weight:
+        """Matrices of equal shape [n, m], filled one at a time.
 
         Those of an inner list lie above each other: [len(names), len(names[0]) * n, m].
         """
+        first = self.prefix + names[0][0]
+        shape = self.checkpoint.shape(first)
+        stored = self.checkpoint.stored_weight(first) if self.keep_stored else None
+        if stored is not None and (len(names[0]) == 1 or shape[0] % stored.block[0] == 0):
+            return self._stack_stored(names, stored)
         dtype = self.numerics.torch_dtype
-        shape = self.checkpoint.shape(self.prefix + names[0][0])
         size = (len(names), len(names[0]), *shape)
         out = torch.empty(size, dtype=dtype, device=self.device)
         for places, row in zip(out, names, strict=True):
@@ -69,12 +95,25 @@ class Parameters:
                 self.checkpoint.dequantised(self.prefix + name, dtype, out=place)
         return out.flatten(1, 2)
 
+    def _stack_stored(self, names: list[list[str]], like: StoredWeight) -> StoredWeight:
+        """The same in the format of `like`, the first of them."""
+        size = (len(names), len(names[0]))
+        codes = torch.empty((*size, *like.codes.shape), dtype=torch.uint8, device=self.device)
+        scales = torch.empty((*size, *like.scales.shape), dtype=torch.uint8, device=self.device)
+        for number, row in enumerate(names):
+            for place, name in enumerate(row):
+                found = self.checkpoint.stored_weight(self.prefix + name)
+                if found is None:
+                    raise InternalError(f"{name} is not stored as the tensors beside it are.")
+                codes[number, place], scales[number, place] = found.codes, found.scales
+        return replace(like, codes=codes.flatten(1, 2), scales=scales.flatten(1, 2))
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """weight [N, K]; act_group > 0: inputs are rounded to FP8 per group before the product."""
 
-    weight: Tensor
+    weight: Weight
     act_group: int
 
     def __call__(self, x: Tensor, ops: OpTable) -> Tensor:

