@@ -15,6 +15,7 @@ from headrace.core.speculation import MAX_DRAFT_LENGTH, Policy
 from headrace.errors import ConfigError
 
 ALLOWED_DTYPES = ("float64", "float32", "bfloat16")
+WEIGHT_FORMATS = ("stored", "converted")
 REPLAY_MODES = ("bounded", "exact", "off")
 TRUNCATE_MODES = ("on", "off")
 GRAMMAR_BACKENDS = ("llguidance", "xgrammar")
@@ -37,6 +38,8 @@ class EngineConfig:
     device: where model, cache and sampler are: "cpu", "cuda" (the first card), "cuda:N" or "auto":
     the first card where torch finds one, else the CPU; the CPU also for small models, which it
     answers faster, and if only batch-invariant operators will do, which no card has yet.
+    weights: "stored", quantised matrices stay in the checkpoint's format and are decoded while they
+    multiply, or "converted" to `dtype`; None: stored on a card in bfloat16, else converted.
     dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
     the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
     batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.
@@ -72,6 +75,7 @@ class EngineConfig:
 
     device: str = "auto"
     dtype: str = "float32"
+    weights: str | None = None
     kv_quant: bool = True
     act_quant: bool = False
     batch_invariant: bool = False
@@ -107,6 +111,8 @@ class EngineConfig:
                 param="engine.device",
             )
         self._check_choice("dtype", ALLOWED_DTYPES)
+        if self.weights is not None:
+            self._check_choice("weights", WEIGHT_FORMATS)
         if self.replay is not None:
             self._check_choice("replay", REPLAY_MODES)
         self._check_choice("grammar_backend", GRAMMAR_BACKENDS)

@@ -44,6 +44,16 @@ def numerics_of(config: EngineConfig) -> Numerics:
     )
 
 
+def keeps_stored(config: EngineConfig, platform: Platform) -> bool:
+    """Whether quantised matrices stay as the checkpoint has them.
+
+    In fp32 and fp64 a device multiplies with libraries, on a CPU with operators that take numbers.
+    """
+    if config.weights is None:
+        return platform.device != "cpu" and config.dtype == "bfloat16"
+    return config.weights == "stored"
+
+
 def load_engine(
     checkpoint: Path,
     config: EngineConfig,
@@ -71,6 +81,7 @@ def load_engine(
             progress=progress,
             with_draft=length > 0,
             platform=platform,
+            keep_stored=keeps_stored(config, platform),
         )
         warm_up(model)
         cost = None

@@ -144,7 +144,7 @@ def take(case: Case, rows: torch.Tensor) -> Case:
     """The case with these of its batch rows only, in this order."""
     args = list(case.args)
     for place in case.rows:
-        args[place] = args[place][rows]
+        args[place] = args[place][rows.to(args[place].device)]
     return replace(case, args=tuple(args))
 
 
@@ -168,8 +168,9 @@ def check_rows(impl: Implementation, case: Case, chosen: dict[str, torch.Tensor]
     for name, rows in chosen.items():
         parts = outputs(impl, take(case, rows))
         for number, (part, full) in enumerate(zip(parts, whole, strict=True)):
-            same = as_bytes(part).equal(as_bytes(full[rows]))
-            assert same, f"result {number}, {name}: rows {differing(part, full[rows])} differ"
+            part, wanted = part.cpu(), full.cpu()[rows]
+            same = as_bytes(part).equal(as_bytes(wanted))
+            assert same, f"result {number}, {name}: rows {differing(part, wanted)} differ"
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> list[int]:

@@ -53,20 +53,29 @@ def test_catalogue_resolves_completely(dtype, batch_invariant):
         assert names == {impl.name for impl in IMPLEMENTATIONS if impl.op == r.op}
 
 
-def test_no_card_is_batch_invariant_by_itself():
-    """How CUDA libraries add up is not known: what was promised for a CPU does not count there."""
+def test_no_device_is_batch_invariant_by_itself():
+    """How a device's libraries add up is not known: what was promised elsewhere does not count."""
     with pytest.raises(UnsupportedError) as raised:
-        resolve(IMPLEMENTATIONS, "cuda", INVARIANT)
+        resolve(IMPLEMENTATIONS, "other-device", INVARIANT)
     message = raised.value.message
-    assert "reference is not known to be batch-invariant on cuda" in message
+    assert "reference is not known to be batch-invariant on other-device" in message
     assert "set engine.device to cpu" in message
-    promised = kernel(batch_invariant=True, platforms=("cuda",), invariant_on=("cuda",))
+    promised = kernel(
+        batch_invariant=True, platforms=("other-device",), invariant_on=("other-device",)
+    )
     others = [impl for impl in IMPLEMENTATIONS if impl.op != "linear"]
     numerics = Numerics()
-    assert linear(explain([*others, promised], "cuda", numerics)).chosen is promised
+    assert linear(explain([*others, promised], "other-device", numerics)).chosen is promised
     alone = [promised if impl.op == "linear" else impl for impl in IMPLEMENTATIONS]
     with pytest.raises(UnsupportedError, match="operator 'rms_norm'"):
-        explain(alone, "cuda", INVARIANT)
+        explain(alone, "other-device", INVARIANT)
+
+
+def test_a_card_has_batch_invariant_operators():
+    for dtype in DTYPES:
+        for r in explain(IMPLEMENTATIONS, "cuda", Numerics(dtype, batch_invariant=True)):
+            assert r.chosen.batch_invariant
+            assert {"*", "cuda"}.intersection(r.chosen.invariant_on)
 
 
 def test_references_run_everywhere():

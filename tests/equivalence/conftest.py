@@ -18,6 +18,7 @@ from headrace.model.batch import Batch
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
+from headrace.platforms import CpuPlatform, Platform
 
 Context = tuple[int, ...]
 
@@ -66,16 +67,22 @@ Serve = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
-def serve(tiny_dir: Path) -> Serve:
+def platform() -> Platform:
+    """Where models and engines are; tests/gpu has another one."""
+    return CpuPlatform()
+
+
+@pytest.fixture(scope="session")
+def serve(tiny_dir: Path, platform: Platform) -> Serve:
     """serve(config, requests, arrive_every=0): run requests on a fresh engine to their end."""
     models: dict[object, Model] = {}
 
     def run(config: EngineConfig, requests: list[Request], arrive_every: int = 0) -> Outcome:
         numerics = numerics_of(config)
         if numerics not in models:
-            models[numerics] = load_model(tiny_dir, numerics)
+            models[numerics] = load_model(tiny_dir, numerics, platform=platform)
         model = RecordingModel(models[numerics])
-        engine = Engine(config, model)
+        engine = Engine(config, model, platform=platform)
         tokens: dict[str, list[int]] = {r.request_id: [] for r in requests}
         waiting, steps = list(requests), 0
         while waiting or engine.has_work():

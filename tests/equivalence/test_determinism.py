@@ -31,6 +31,7 @@ from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
+from headrace.platforms import Platform, platform_for
 from tests.bench_records import write_record
 
 from .speculation import DRAFTS, Oracle, tiny_with_drafts
@@ -47,9 +48,9 @@ COST = (Curve.linear(0.01, 0.0005), Curve.linear(0.001, 0.0))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory, platform: Platform) -> Model:
     directory = tiny_with_drafts(tmp_path_factory.mktemp("tiny-5") / "model")
-    return load_model(directory, numerics_of(EngineConfig(**MODE)))
+    return load_model(directory, numerics_of(EngineConfig(**MODE)), platform=platform)
 
 
 class Recorder:
@@ -114,9 +115,14 @@ def engine_of(
 ) -> tuple[Engine, Recorder]:
     recorder = Recorder(model)
     config = EngineConfig(**{**MODE, "speculation": "off", **settings})
-    engine = Engine(config, recorder, drafter=drafter, cost=StepCost(*COST))
+    platform = platform_of(model)
+    engine = Engine(config, recorder, drafter=drafter, cost=StepCost(*COST), platform=platform)
     recorder.engine = engine
     return engine, recorder
+
+
+def platform_of(model: Model) -> Platform:
+    return platform_for(model.device)
 
 
 def run_alone(model: Model, request: Request) -> Alone:

@@ -23,6 +23,7 @@ from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
+from headrace.platforms import Platform
 
 MODES = {
     "exact": ({"dtype": "float64", "kv_quant": False}, 1e-10),
@@ -50,14 +51,17 @@ class Capture:
 class Bench:
     """Engines of one numeric mode over one loaded model."""
 
-    def __init__(self, directory: Path, mode: str) -> None:
+    def __init__(self, directory: Path, mode: str, platform: Platform) -> None:
         self.settings, self.atol = MODES[mode]
-        self._model = load_model(directory, numerics_of(EngineConfig(**self.settings)))
+        self._platform = platform
+        numerics = numerics_of(EngineConfig(**self.settings))
+        self._model = load_model(directory, numerics, platform=platform)
 
     def engine(self, **changes: object) -> tuple[Engine, Capture]:
         model = Capture(self._model)
         changes = {"replay": "exact", "num_blocks": 60, "max_model_len": 900, **changes}
-        return Engine(EngineConfig(**self.settings, **changes), model), model
+        config = EngineConfig(**self.settings, **changes)
+        return Engine(config, model, platform=self._platform), model
 
     def assert_same(self, ours: list[Tensor], wanted: list[Tensor]) -> None:
         assert len(ours) == len(wanted) > 0
@@ -70,8 +74,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module", params=list(MODES))
-def bench(request: pytest.FixtureRequest, tiny_dir: Path) -> Bench:
-    return Bench(tiny_dir, request.param)
+def bench(request: pytest.FixtureRequest, tiny_dir: Path, platform: Platform) -> Bench:
+    return Bench(tiny_dir, request.param, platform)
 
 
 def ids(length: int, seed: int) -> tuple[int, ...]:

@@ -7,10 +7,13 @@ what fails there by its code needs no GPU to be found. The arithmetic is the hos
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from headrace.engine import engine
 from headrace.platforms import CudaPlatform, Platform
 from tests.fake_card import FakePlatform, fake_card
 
@@ -20,24 +23,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rehearse", action="store_true", help="run the GPU tests on a fake card")
 
 
-@pytest.fixture
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that come from other suites are GPU tests here."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
 def rehearsed(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--rehearse"))
 
 
-@pytest.fixture
-def card(rehearsed: bool) -> Iterator[Platform]:
-    """The first card, ready for exact arithmetic."""
+@pytest.fixture(scope="session")
+def platform(rehearsed: bool) -> Iterator[Platform]:
+    """The first card, ready for exact arithmetic, for whole modules of tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     if rehearsed:
-        with fake_card():
+        with fake_card(), pytest.MonkeyPatch.context() as patch:
+            # Only the thread that made the fake card can use it.
+            patch.setattr(
+                engine, "ThreadPoolExecutor", lambda *_: SimpleNamespace(submit=engine.run_now)
+            )
             yield FakePlatform()
     else:
-        platform = CudaPlatform()
-        probe = platform.probe()
+        found = CudaPlatform()
+        probe = found.probe()
         if not probe.available:
             pytest.skip(probe.reason)
-        platform.prepare()
-        yield platform
+        found.prepare()
+        yield found
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def card(platform: Platform) -> Platform:
+    """The same."""
+    return platform

@@ -19,10 +19,12 @@ from tests.conformance.test_operators import (
     OWN_ERROR,
     OWN_ERROR_ACT_FP8,
     REFERENCE,
+    check_rows,
     error,
     in_fp64,
     outputs,
     result_dtype,
+    selections,
 )
 
 pytestmark = pytest.mark.gpu
@@ -53,9 +55,7 @@ def on_device(case: Case, device: str) -> Case:
 @pytest.mark.parametrize(("impl", "dtype"), TABLE)
 def test_agrees_with_reference(card: Platform, rehearsed: bool, impl: Implementation, dtype: str):
     """The reference is held against its own fp64 mode on the host, as on a CPU."""
-    reason = impl.probe() if impl.probe is not None else None
-    if impl.name == "triton" and (reason or rehearsed):
-        pytest.skip(reason or "Triton compiles for real cards only")
+    skip_without_triton(impl, rehearsed)
     for variant in cases.CASES[impl.op]:
         own = impl.name == "reference"
         own_error = OWN_ERROR_ACT_FP8 if variant == "act_fp8" else OWN_ERROR
@@ -76,6 +76,40 @@ def test_agrees_with_reference(card: Platform, rehearsed: bool, impl: Implementa
                 allowed = limit if e.is_floating_point() else 0.0
                 where = f"{variant}, result {number}, {rows} rows"
                 assert measured <= allowed, f"{where}: {measured:.3g} > {allowed:.3g}"
+
+
+INVARIANT = [
+    pytest.param(impl, dtype, id=f"{impl.op}-{impl.name}-{dtype}")
+    for impl in IMPLEMENTATIONS
+    if impl.batch_invariant and {"*", "cuda"}.intersection(impl.invariant_on)
+    if "*" in impl.platforms or "cuda" in impl.platforms
+    for dtype in DTYPES
+    if "*" in impl.dtypes or dtype in impl.dtypes
+]
+
+
+@pytest.mark.parametrize(("impl", "dtype"), INVARIANT)
+def test_batch_invariant(card: Platform, rehearsed: bool, impl: Implementation, dtype: str):
+    """A row's bits do not depend on which rows stand beside it, nor on its place among them."""
+    skip_without_triton(impl, rehearsed)
+    if impl.op == "ngram_rows":
+        pytest.skip("runs on the host, whatever the model's device")
+    checked = 0
+    for variant in cases.CASES[impl.op]:
+        case = on_device(cases.build(impl.op, variant, 96, DTYPES[dtype]), card.device)
+        if case.in_place is not None:
+            continue  # rows are stored as they are
+        found = outputs(impl, case)[0]
+        if case.rows and found.shape[0] >= 96:
+            check_rows(impl, case, selections(found.shape[0]))
+            checked += 1
+    assert checked or impl.op == "write_records"  # which has no rows of results
+
+
+def skip_without_triton(impl: Implementation, rehearsed: bool) -> None:
+    reason = impl.probe() if impl.probe is not None else None
+    if "triton" in impl.name and (reason or rehearsed):
+        pytest.skip(reason or "Triton compiles for real cards only")
 
 
 def test_products_of_fp32_are_fp32(card: Platform):
