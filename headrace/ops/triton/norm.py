@@ -1,0 +1,234 @@
+"""RMSNorm, rotary embedding, both in one, and Hadamard rotation: one kernel a call.
+
+A program computes some whole rows, as many as fit a tile by their width; no row sees another.
+Rotation and Hadamard multiply and add in the order of the reference, without fused operations.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.ops.triton.rows import as_rows, tile_rows, warps
+
+
+@triton.jit
+def _places(rows, inner, outer_stride, inner_stride, ROWS: tl.constexpr):
+    """(row [r], its first dim, its offset, whether it exists) of this program's rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    outer = row // inner
+    start = outer.to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    return row, outer, start, row < rows
+
+
+@triton.jit
+def inverse_rms(v, eps, WIDTH: tl.constexpr):
+    """1 / sqrt(mean square + eps) of rows [r, columns], 0 beyond WIDTH -> [r].
+
+    Not by `rsqrt`, which takes subnormal numbers for 0.
+    """
+    root = tl.sqrt_rn(tl.sum(v * v, 1) / WIDTH + eps)
+    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    rows,
+    inner,
+    x_outer,
+    x_inner,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row, _, start, exists = _places(rows, inner, x_outer, x_inner, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = exists[:, None] & (column < WIDTH)
+    v = tl.load(x_ptr + start[:, None] + column, mask=inside, other=0.0).to(tl.float32)
+    y = v * inverse_rms(v, eps, WIDTH)[:, None]
+    if weight_ptr is not None:
+        y *= tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    out = out_ptr + row.to(tl.int64)[:, None] * WIDTH + column
+    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rope(
+    x_ptr,
+    weight_ptr,
+    turn_ptr,
+    out_ptr,
+    eps,
+    rows,
+    inner,
+    x_outer,
+    x_inner,
+    turn_outer,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    NORM: tl.constexpr,
+    INVERSE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The last 2 * PAIRS columns rotated; NORM: of the normalised row, rounded to its dtype."""
+    row, outer, start, exists = _places(rows, inner, x_outer, x_inner, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = exists[:, None] & (column < WIDTH)
+    first: tl.constexpr = WIDTH - 2 * PAIRS
+    turned = inside & (column >= first)
+    place = column - first
+    # The other number of a pair is read again, from the first-level cache.
+    partner = tl.where(turned, first + (place ^ 1), 0)
+    x = tl.load(x_ptr + start[:, None] + column, mask=inside, other=0.0)
+    other = tl.load(x_ptr + start[:, None] + partner, mask=turned, other=0.0)
+    if NORM:
+        v, w = x.to(tl.float32), other.to(tl.float32)
+        factor = inverse_rms(v, eps, WIDTH)[:, None]
+        v, w = v * factor, w * factor
+        if weight_ptr is not None:
+            v *= tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+            w *= tl.load(weight_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+        x, other = v.to(x.dtype), w.to(x.dtype)
+    angle = turn_ptr + outer.to(tl.int64)[:, None] * turn_outer + (place // 2) * 2
+    c = tl.load(angle, mask=turned, other=0.0).to(tl.float32)
+    s = tl.load(angle + 1, mask=turned, other=0.0).to(tl.float32)
+    # Even numbers: even * cos - odd * sin; odd ones: odd * cos + even * sin.
+    minus = (place % 2 == 0) != INVERSE
+    v, w = x.to(tl.float32) * c, other.to(tl.float32) * s
+    rotated = tl.where(minus, v - w, v + w)
+    out = out_ptr + row.to(tl.int64)[:, None] * WIDTH + column
+    tl.store(out, tl.where(turned, rotated.to(x.dtype), x), mask=inside)
+
+
+@triton.jit
+def _hadamard(
+    x_ptr,
+    out_ptr,
+    scale,
+    rows,
+    inner,
+    x_outer,
+    x_inner,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A butterfly per stage: numbers whose places differ in one bit become sum and difference."""
+    row, _, start, exists = _places(rows, inner, x_outer, x_inner, ROWS)
+    column = tl.arange(0, WIDTH)[None, :]
+    v = tl.load(x_ptr + start[:, None] + column, mask=exists[:, None], other=0.0).to(tl.float32)
+    whole = tl.broadcast_to(column, (ROWS, WIDTH))
+    for stage in tl.static_range(STAGES):
+        other = tl.gather(v, whole ^ (1 << stage), 1)
+        v = tl.where((whole >> stage) % 2 == 1, other - v, v + other)
+    out = out_ptr + row.to(tl.int64)[:, None] * WIDTH + column
+    tl.store(out, (v * scale).to(out_ptr.dtype.element_ty), mask=exists[:, None])
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`reference.rms_norm`."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    rows = as_rows(x)
+    width = x.shape[-1]
+    columns = triton.next_power_of_2(width)
+    tile = tile_rows(columns)
+    count = rows.shape[0] * rows.shape[1]
+    with torch.cuda.device_of(x):
+        _rms_norm[(triton.cdiv(count, tile),)](
+            rows,
+            None if weight is None else weight.contiguous(),
+            out,
+            float(eps),
+            count,
+            rows.shape[1],
+            rows.stride(0),
+            rows.stride(1),
+            WIDTH=width,
+            COLUMNS=columns,
+            ROWS=tile,
+            num_warps=warps(tile * columns),
+        )
+    return out
+
+
+def rope(x: Tensor, turn: Tensor, inverse: bool = False) -> Tensor:
+    """`reference.rope`."""
+    return _turned(x, None, None, turn, inverse)
+
+
+def norm_rope(x: Tensor, weight: Tensor | None, eps: float, turn: Tensor) -> Tensor:
+    """`reference.norm_rope`."""
+    return _turned(x, weight, eps, turn, False)
+
+
+def _turned(
+    x: Tensor, weight: Tensor | None, eps: float | None, turn: Tensor, inverse: bool
+) -> Tensor:
+    """x [T, .., d], normalised unless `eps` is None, then rotated."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    rows = as_rows(x)
+    angles = turn if turn.stride(2) == 1 and turn.stride(1) == 2 else turn.contiguous()
+    width = x.shape[-1]
+    columns = triton.next_power_of_2(width)
+    tile = tile_rows(columns)
+    count = rows.shape[0] * rows.shape[1]
+    with torch.cuda.device_of(x):
+        _rope[(triton.cdiv(count, tile),)](
+            rows,
+            None if weight is None else weight.contiguous(),
+            angles,
+            out,
+            0.0 if eps is None else float(eps),
+            count,
+            rows.shape[1],
+            rows.stride(0),
+            rows.stride(1),
+            angles.stride(0),
+            WIDTH=width,
+            PAIRS=turn.shape[1],
+            NORM=eps is not None,
+            INVERSE=bool(inverse),
+            COLUMNS=columns,
+            ROWS=tile,
+            num_warps=warps(tile * columns),
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """`reference.hadamard`."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    rows = as_rows(x)
+    width = x.shape[-1]
+    tile = tile_rows(width)
+    count = rows.shape[0] * rows.shape[1]
+    with torch.cuda.device_of(x):
+        _hadamard[(triton.cdiv(count, tile),)](
+            rows,
+            out,
+            width**-0.5,
+            count,
+            rows.shape[1],
+            rows.stride(0),
+            rows.stride(1),
+            WIDTH=width,
+            STAGES=width.bit_length() - 1,
+            ROWS=tile,
+            num_warps=warps(tile * width),
+            enable_fp_fusion=False,
+        )
+    return out
