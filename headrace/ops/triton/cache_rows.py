@@ -19,6 +19,9 @@ from headrace.ops.triton.quant import coded_width, group_tile, groups_per_row
 from headrace.ops.triton.records import FORMATS, GROUPS, bfloat16_bits, decode, encode
 from headrace.ops.triton.rows import as_rows, tile_rows
 
+# Numbers that differ from step to step and tell the compiler nothing: one kernel for all of them.
+_COUNTS = ["pairs", "major_outer", "major_inner", "minor_outer", "minor_inner"]
+
 
 @triton.jit
 def _places(
@@ -50,7 +53,7 @@ def _places(
     return major, minor, inside & valid[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_COUNTS)
 def _write(
     x_ptr,
     data_ptr,
@@ -119,7 +122,7 @@ def _write(
             tl.store(place + last * scales_column, zero, mask=has & (group == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_COUNTS)
 def _read(
     data_ptr,
     scales_ptr,

@@ -33,7 +33,7 @@ def inverse_rms(v, eps, WIDTH: tl.constexpr):
     return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x_ptr,
     weight_ptr,
@@ -58,7 +58,7 @@ def _rms_norm(
     tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rope(
     x_ptr,
     weight_ptr,
@@ -107,7 +107,7 @@ def _rope(
     tl.store(out, tl.where(turned, rotated.to(x.dtype), x), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _hadamard(
     x_ptr,
     out_ptr,

@@ -48,7 +48,7 @@ def group_tile(
     return row, group, column, inside, scaled
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _round(
     x_ptr,
     stored_ptr,
