@@ -79,32 +79,31 @@ def _rope(
 ):
     """The last 2 * PAIRS columns rotated; NORM: of the normalised row, rounded to its dtype."""
     row, outer, start, exists = _places(rows, inner, x_outer, x_inner, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = exists[:, None] & (column < WIDTH)
     first: tl.constexpr = WIDTH - 2 * PAIRS
-    turned = inside & (column >= first)
-    place = column - first
-    # The other number of a pair is read again, from the first-level cache.
-    partner = tl.where(turned, first + (place ^ 1), 0)
+    # If `first` is odd columns begin at -1, so that pairs lie at even places of the tile.
+    column = tl.arange(0, COLUMNS)[None, :] - first % 2
+    inside = exists[:, None] & (column >= 0) & (column < WIDTH)
     x = tl.load(x_ptr + start[:, None] + column, mask=inside, other=0.0)
-    other = tl.load(x_ptr + start[:, None] + partner, mask=turned, other=0.0)
     if NORM:
-        v, w = x.to(tl.float32), other.to(tl.float32)
-        factor = inverse_rms(v, eps, WIDTH)[:, None]
-        v, w = v * factor, w * factor
+        v = x.to(tl.float32)
+        v *= inverse_rms(v, eps, WIDTH)[:, None]
         if weight_ptr is not None:
-            v *= tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-            w *= tl.load(weight_ptr + partner, mask=turned, other=0.0).to(tl.float32)
-        x, other = v.to(x.dtype), w.to(x.dtype)
-    angle = turn_ptr + outer.to(tl.int64)[:, None] * turn_outer + (place // 2) * 2
-    c = tl.load(angle, mask=turned, other=0.0).to(tl.float32)
-    s = tl.load(angle + 1, mask=turned, other=0.0).to(tl.float32)
-    # Even numbers: even * cos - odd * sin; odd ones: odd * cos + even * sin.
-    minus = (place % 2 == 0) != INVERSE
-    v, w = x.to(tl.float32) * c, other.to(tl.float32) * s
-    rotated = tl.where(minus, v - w, v + w)
-    out = out_ptr + row.to(tl.int64)[:, None] * WIDTH + column
-    tl.store(out, tl.where(turned, rotated.to(x.dtype), x), mask=inside)
+            known = (column >= 0) & (column < WIDTH)
+            v *= tl.load(weight_ptr + column, mask=known, other=0.0).to(tl.float32)
+        x = v.to(x.dtype)
+    # (cos, sin) of a pair lie side by side as its numbers do.
+    turn = turn_ptr + outer.to(tl.int64)[:, None] * turn_outer + (column - first)
+    turn = tl.load(turn, mask=inside & (column >= first), other=0.0).to(tl.float32)
+    c, s = tl.split(tl.reshape(turn, (ROWS, COLUMNS // 2, 2)))
+    even, odd = tl.split(tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
+    turned = tl.arange(0, COLUMNS // 2)[None, :] * 2 >= first
+    if INVERSE:
+        left, right = even * c + odd * s, odd * c - even * s
+    else:
+        left, right = even * c - odd * s, odd * c + even * s
+    left, right = tl.where(turned, left, even), tl.where(turned, right, odd)
+    y = tl.reshape(tl.join(left, right), (ROWS, COLUMNS)).to(x.dtype)
+    tl.store(out_ptr + row.to(tl.int64)[:, None] * WIDTH + column, y, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -180,7 +179,7 @@ def _turned(
     rows = as_rows(x)
     angles = turn if turn.stride(2) == 1 and turn.stride(1) == 2 else turn.contiguous()
     width = x.shape[-1]
-    columns = triton.next_power_of_2(width)
+    columns = triton.next_power_of_2(width + width % 2)
     tile = tile_rows(columns)
     count = rows.shape[0] * rows.shape[1]
     with torch.cuda.device_of(x):
