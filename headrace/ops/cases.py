@@ -212,6 +212,7 @@ def _write_records(name: str) -> Builder:
         view = record_view(i, name, majors, minors)
         place = i.distinct(1, rows, majors * minors)[0]
         x = i.normal(rows, view.width)
+        x[1::2] = i.edges(rows, view.width)[1::2]
         return Case((view, place // minors, place % minors, x), (1, 2, 3), in_place=0)
 
     return build
@@ -516,6 +517,7 @@ CASES: dict[str, dict[str, Builder]] = {
         "fp8": _attention("fp8", 2, 64, 70, 64),
         "nope": _attention("fp8_nope", 2, 48, 3, 9),
         "released": _attention("fp4_e4m3_released", 8, 512, 128, 64),
+        "released_nope": _attention("fp8_nope_released", 8, 512, 128, 64),
     },
     "grouped_projection": {
         "tiny": _grouped_projection(4, 16, 2, 8),

@@ -70,7 +70,7 @@ def _fixed_tile(op: str) -> Implementation:
 
 # Rounding follows another order of additions; what is rounded to codes is equal, bit for bit.
 _DECODE_TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-_DECODE_EXACT = frozenset(
+_EXACT = frozenset(
     {
         "fake_fp8",
         "fake_fp4_ue8m0",
@@ -91,9 +91,7 @@ def _few_rows(op: str, name: str, module: ModuleType, priority: int) -> Implemen
         platforms=("cpu",),
         dtypes=("float64", "float32"),
         priority=priority,
-        tolerance=dict.fromkeys(_DECODE_TOLERANCE, 0.0)
-        if op in _DECODE_EXACT
-        else _DECODE_TOLERANCE,
+        tolerance=dict.fromkeys(_DECODE_TOLERANCE, 0.0) if op in _EXACT else _DECODE_TOLERANCE,
     )
 
 
@@ -118,7 +116,9 @@ def _triton(op: str) -> Implementation:
         # Below the reference until its times on a card are known.
         priority=-1,
         why_lower="not measured on a card yet, only chosen by name",
-        tolerance={"float32": 1e-5, "bfloat16": 2e-2},
+        tolerance=dict.fromkeys(("float32", "bfloat16"), 0.0)
+        if op in _EXACT
+        else {"float32": 1e-5, "bfloat16": 2e-2},
         probe=triton.missing,
     )
 

@@ -1,7 +1,8 @@
 """Triton operators for NVIDIA GPUs from SM80 on.
 
 `MODULES` says where each lies; `function` gives what the catalogue lists. Triton is imported with
-the first call, since it takes a second and a CPU never needs it. What kernels share: `records`.
+the first call, since it takes a second and a CPU never needs it. What kernels share: `records`,
+`rows`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from typing import Any
 
 # operator -> the module of this package that has a function of its name
 MODULES = {
+    "rms_norm": "norm",
+    "rope": "norm",
+    "norm_rope": "norm",
+    "hadamard": "norm",
+    "fake_fp8": "quant",
+    "fake_fp4_ue8m0": "quant",
+    "round_rows": "quant",
+    "read_records": "cache_rows",
+    "read_majors": "cache_rows",
+    "write_records": "cache_rows",
+    "pool_entries": "pooling",
     "sparse_attention": "attention",
+    "engram_gate": "engram",
+    "engram_add": "engram",
 }
 
 

@@ -15,16 +15,18 @@ from torch import Tensor
 from headrace.core.kv import RecordFormat
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention as reference
-from headrace.ops.triton.records import e2m1_to_float, e4m3_to_float, ue8m0_to_float
+from headrace.ops.triton.records import FORMATS, e2m1_to_float, e4m3_to_float, ue8m0_to_float
 
 HEAD_TILE = 16
 KEY_TILE = 32
-# What `_records` reads; views of another format go to the reference.
-_FORMATS = {RecordFormat.PLAIN: 0, RecordFormat.FP8_UE8M0_32: 1, RecordFormat.FP4_E4M3_16: 2}
+# What `_records` does not read: index keys, which nothing attends to.
+_OTHERS = (RecordFormat.FP4_UE8M0_32,)
 
 
 @triton.jit
-def _records(data, row, column, known, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
+def _records(
+    data, row, column, known, WIDTH: tl.constexpr, ROPE: tl.constexpr, FORMAT: tl.constexpr
+):
     """Records that begin at offsets `row` [keys, 1] -> fp32 [keys, columns], 0 if not `known`."""
     if FORMAT == 0:
         return tl.load(data + row + column, mask=known, other=0.0).to(tl.float32)
@@ -32,6 +34,18 @@ def _records(data, row, column, known, WIDTH: tl.constexpr, FORMAT: tl.constexpr
         code = tl.load(data + row + column, mask=known, other=0).to(tl.int32)
         scale = tl.load(data + row + WIDTH + column // 32, mask=known, other=0).to(tl.int32)
         return e4m3_to_float(code) * ue8m0_to_float(scale)
+    elif FORMAT == 4:
+        # Codes of the columns without rope, bf16 of the others byte by byte, scales of 64 columns.
+        nope: tl.constexpr = WIDTH - ROPE
+        coded, plain = known & (column < nope), known & (column >= nope)
+        code = tl.load(data + row + column, mask=coded, other=0).to(tl.int32)
+        scale = data + row + nope + 2 * ROPE + column // 64
+        scale = tl.load(scale, mask=coded, other=0).to(tl.int32)
+        pair = data + row + nope + 2 * (column - nope)
+        low = tl.load(pair, mask=plain, other=0).to(tl.int32)
+        high = tl.load(pair + 1, mask=plain, other=0).to(tl.int32)
+        number = ((low << 16) | (high << 24)).to(tl.float32, bitcast=True)
+        return tl.where(column < nope, e4m3_to_float(code) * ue8m0_to_float(scale), number)
     else:
         pair = tl.load(data + row + column // 2, mask=known, other=0).to(tl.int32)
         code = (pair >> (4 * (column % 2))) & 15
@@ -75,6 +89,7 @@ def _attend(
     data_major,
     data_minor,
     WIDTH: tl.constexpr,
+    ROPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     FORMAT: tl.constexpr,
     HEADS: tl.constexpr,
@@ -103,7 +118,7 @@ def _attend(
         minor = tl.load(minor_ptr + row * minor_row + key, mask=key < entries, other=-1)
         known = (major >= 0)[:, None] & (column < WIDTH)
         at = (major * data_major + minor * data_minor)[:, None]
-        keys = _records(data_ptr, at, column, known, WIDTH, FORMAT)
+        keys = _records(data_ptr, at, column, known, WIDTH, ROPE, FORMAT)
         top, total, out = _add_keys(q, keys.to(q.dtype), major >= 0, top, total, out, scale)
     result = out / total[:, None]
     tl.store(out_ptr + row * heads * WIDTH + head[:, None] * WIDTH + column, result, mask=inside)
@@ -119,8 +134,8 @@ def sparse_attention(
     sink: Tensor,
     scale: float,
 ) -> Tensor:
-    """`reference.sparse_attention`; V4's mixed records go to it."""
-    if entries is not None and entries.format not in _FORMATS:
+    """`reference.sparse_attention`; entries stored as index keys go to it."""
+    if entries is not None and entries.format in _OTHERS:
         return reference.sparse_attention(
             q, window, window_index, entries, major, minor, sink, scale
         )
@@ -154,7 +169,8 @@ def sparse_attention(
             data.stride(-2),
             WIDTH=width,
             COLUMNS=triton.next_power_of_2(width),
-            FORMAT=0 if entries is None else _FORMATS[entries.format],
+            ROPE=0 if entries is None else entries.rope_width,
+            FORMAT=0 if entries is None else FORMATS[entries.format],
             HEADS=HEAD_TILE,
             KEYS=KEY_TILE,
         )
