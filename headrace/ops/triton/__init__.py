@@ -14,6 +14,10 @@ from typing import Any
 
 # operator -> the module of this package that has a function of its name
 MODULES = {
+    "hc_collapse": "hyper_connections",
+    "hc_enter": "hyper_connections",
+    "hc_head": "hyper_connections",
+    "hc_merge": "hyper_connections",
     "sparse_attention": "attention",
 }
 
