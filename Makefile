@@ -5,12 +5,14 @@ define HELP
 make serve     serve the embedded model on this machine (MODEL=DIR: another one)
 make test      run the tests
 make check     format, lint, types, layers, sizes, spelling
+make compile-kernels   compile the Triton operators for all cards, without one (needs triton)
+make sanitize  run the Triton operators on a card under compute-sanitizer (TORCH=cuda)
 make install   everything a developer needs, in .venv
 make clean     remove .venv and .cache
 
 PYTHON=python3.12   interpreter for a new .venv: 3.11 or 3.12 (default: the first one found)
 TORCH=cuda          take the torch build that pip finds (default cpu: a pinned, checked CPU build)
-ARGS="..."          further options of `headrace serve` or of pytest
+ARGS="..."          further options of `headrace serve`, of pytest or of a script
 endef
 export HELP
 
@@ -21,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?=
 
-.PHONY: help serve test check install clean
+.PHONY: help serve test check compile-kernels sanitize install clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,6 +48,12 @@ test: $(VENV)/.test-$(TORCH)
 
 check: $(VENV)/.dev-$(TORCH)
 	@scripts/check
+
+compile-kernels: $(VENV)/.run-$(TORCH)
+	@$(BIN)/python scripts/compile_kernels.py $(ARGS)
+
+sanitize: $(VENV)/.test-$(TORCH)
+	@$(BIN)/python scripts/sanitize.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache

@@ -37,6 +37,17 @@ TABLE = [
     if "*" in impl.dtypes or dtype in impl.dtypes
 ]
 
+# Every Triton operator in each small case, with a whole tile of rows and a part of one: little
+# enough for compute-sanitizer, which is some 50 times slower (scripts/sanitize.py).
+SMALL_ROWS = 33
+SMALL = [
+    pytest.param(impl, variant, id=f"{impl.op}-{impl.name}-{variant}")
+    for impl in IMPLEMENTATIONS
+    if impl.name.startswith("triton")
+    for variant in cases.CASES[impl.op]
+    if "released" not in variant
+]
+
 
 def on_device(case: Case, device: str) -> Case:
     """The same call with all tensors there."""
@@ -50,6 +61,12 @@ def on_device(case: Case, device: str) -> Case:
         return value
 
     return replace(case, args=tuple(moved(value) for value in case.args))
+
+
+def skip_without_triton(impl: Implementation, rehearsed: bool) -> None:
+    reason = impl.probe() if impl.probe is not None else None
+    if impl.name.startswith("triton") and (reason or rehearsed):
+        pytest.skip(reason or "Triton compiles for real cards only")
 
 
 @pytest.mark.parametrize(("impl", "dtype"), TABLE)
@@ -106,10 +123,18 @@ def test_batch_invariant(card: Platform, rehearsed: bool, impl: Implementation, 
     assert checked or impl.op == "write_records"  # which has no rows of results
 
 
-def skip_without_triton(impl: Implementation, rehearsed: bool) -> None:
-    reason = impl.probe() if impl.probe is not None else None
-    if "triton" in impl.name and (reason or rehearsed):
-        pytest.skip(reason or "Triton compiles for real cards only")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize(("impl", "variant"), SMALL)
+def test_small_launch(card: Platform, rehearsed: bool, impl: Implementation, variant: str):
+    """One launch in bf16, compared on the host, so that hardly any kernel but Triton's runs."""
+    skip_without_triton(impl, rehearsed)
+    dtype = "bfloat16"
+    case, again = (cases.build(impl.op, variant, SMALL_ROWS, DTYPES[dtype]) for _ in range(2))
+    found = outputs(impl, on_device(case, card.device))
+    expected = outputs(REFERENCE[impl.op], again)
+    tolerance = (impl.tolerance or dict.fromkeys(DTYPES, 0.0))[dtype]
+    for number, (f, e) in enumerate(zip(found, expected, strict=True)):
+        assert error(f.cpu(), e) <= (tolerance if e.is_floating_point() else 0.0), number
 
 
 def test_products_of_fp32_are_fp32(card: Platform):

@@ -15,6 +15,10 @@ from typing import Any
 
 # operator -> the module of this package that has a function of its name
 MODULES = {
+    "hc_collapse": "hyper_connections",
+    "hc_enter": "hyper_connections",
+    "hc_head": "hyper_connections",
+    "hc_merge": "hyper_connections",
     "rms_norm": "norm",
     "rope": "norm",
     "norm_rope": "norm",

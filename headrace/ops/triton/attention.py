@@ -1,8 +1,8 @@
 """Sparse attention over window keys and selected cache records: one softmax, one pass.
 
-A program computes the heads of one row, `HEAD_TILE` at a time, over tiles of keys: window keys
-first, then records, which are decoded as they are read. Tiles without a valid key change nothing,
-and no program sees another row.
+A program computes some heads of one row over tiles of keys (`tiles`): window keys first, then
+records, which are decoded as they are read. Tiles without a valid key change nothing, and no
+program sees another row.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from torch import Tensor
 from headrace.core.kv import RecordFormat
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention as reference
+from headrace.ops.triton import tiles
 from headrace.ops.triton.records import FORMATS, e2m1_to_float, e4m3_to_float, ue8m0_to_float
 
-HEAD_TILE = 16
-KEY_TILE = 32
 # What `_records` does not read: index keys, which nothing attends to.
 _OTHERS = (RecordFormat.FP4_UE8M0_32,)
 
@@ -146,8 +145,9 @@ def sparse_attention(
     if rows == 0:
         return out
     data = window if entries is None else entries.data
+    tile = tiles.of(q.device)
     with torch.cuda.device_of(q):
-        _attend[(rows, triton.cdiv(heads, HEAD_TILE))](
+        _attend[(rows, triton.cdiv(heads, tile.attention_heads))](
             q,
             window,
             window_index,
@@ -171,8 +171,10 @@ def sparse_attention(
             COLUMNS=triton.next_power_of_2(width),
             ROPE=0 if entries is None else entries.rope_width,
             FORMAT=0 if entries is None else FORMATS[entries.format],
-            HEADS=HEAD_TILE,
-            KEYS=KEY_TILE,
+            HEADS=tile.attention_heads,
+            KEYS=tile.attention_keys,
+            num_stages=tile.attention_stages,
+            num_warps=tile.attention_warps,
         )
     return out
 
