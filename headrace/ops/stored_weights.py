@@ -13,11 +13,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from headrace.ops.reference.quant import (
-    e2m1_to_float,
-    ue8m0_to_float,
-    unpack_fp4,
-)
+from headrace.errors import InternalError
+from headrace.ops.reference.quant import e2m1_to_float, ue8m0_to_float, unpack_fp4
 
 
 class WeightFormat(StrEnum):
@@ -55,20 +52,42 @@ class StoredWeight:
         """One or some of E matrices."""
         return StoredWeight(self.codes[expert], self.scales[expert], self.format, self.block)
 
+    def rows(self, start: int, stop: int) -> StoredWeight:
+        """These rows of each matrix. Raises InternalError where they cut a block in two."""
+        height, count = self.block[0], self.shape[-2]
+        if start % height or (stop % height and stop != count):
+            raise InternalError(
+                f"Rows {start} to {stop} of {count} cut a block of {height} stored rows in two; "
+                "keep such a weight as numbers."
+            )
+        blocks = slice(start // height, -(-stop // height))
+        codes, scales = self.codes[..., start:stop, :], self.scales[..., blocks, :]
+        return StoredWeight(codes, scales, self.format, self.block)
+
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """All of them in `dtype`, decoded."""
+        # fp32 would lose the largest scales of an fp64 model.
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
         rows, columns = self.shape[-2:]
         if self.format is WeightFormat.FP4:
             codes = e2m1_to_float(unpack_fp4(self.codes))
         else:
-            codes = self.codes.view(torch.float8_e4m3fn).float()
-        scales = ue8m0_to_float(self.scales)
+            codes = self.codes.view(torch.float8_e4m3fn).to(compute)
+        scales = ue8m0_to_float(self.scales).to(compute)
         scales = scales.repeat_interleave(self.block[0], dim=-2)[..., :rows, :]
         blocks = codes.unflatten(-1, (columns // self.block[1], self.block[1]))
         return (blocks * scales.unsqueeze(-1)).flatten(-2).to(dtype)
 
 
 Weight = Tensor | StoredWeight
+
+
+def halves(weight: Weight) -> tuple[Weight, Weight]:
+    """The upper and the lower half of the rows. Raises InternalError as `StoredWeight.rows`."""
+    middle, rows = weight.shape[-2] // 2, weight.shape[-2]
+    if isinstance(weight, StoredWeight):
+        return weight.rows(0, middle), weight.rows(middle, rows)
+    return weight[..., :middle, :], weight[..., middle:, :]
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
