@@ -20,7 +20,7 @@ from headrace.ops.triton import products, weights  # noqa: E402
 # The interpreter's own, with NumPy 1.25 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
-OPS = ("linear", "grouped_projection", "logits")
+OPS = ("linear", "grouped_projection", "logits", "moe", "router")
 OURS = [i for i in IMPLEMENTATIONS if i.op in OPS and i.name.startswith("triton")]
 TABLE = [
     pytest.param(impl, variant, id=f"{impl.op}-{impl.name}-{variant}")
@@ -77,6 +77,25 @@ def test_every_code_with_every_scale(kind: WeightFormat, dtype: torch.dtype):
         known &= (exact == 0) | (exact.abs() >= torch.finfo(dtype).tiny)
     assert found[known].equal(expected[known])
     assert torch.signbit(found)[known].equal(torch.signbit(expected)[known])
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("op", ["moe", "router"])
+def test_a_row_of_nan_stays_alone(op: str):
+    """A request whose numbers are NaN fails, and nobody else; experts exist."""
+    variant = "stored_act_fp8" if op == "moe" else "ties"
+    impl = next(i for i in OURS if (i.op, i.name) == (op, "triton"))
+    case = cases.build(op, variant, 5, torch.float32)
+    expected = outputs(impl, case)
+    case.args[0][2] = torch.nan
+    for found, other in zip(outputs(impl, case), expected, strict=True):
+        rows = [0, 1, 3, 4]
+        assert found[rows].equal(other[rows])
+        if found.is_floating_point():
+            assert found[2].isnan().all()
+        else:
+            assert ((found >= 0) & (found < case.args[1].shape[0])).all()
 
 
 def test_many_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):

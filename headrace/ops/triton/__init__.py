@@ -18,9 +18,11 @@ MODULES = {
     "linear": "products",
     "grouped_projection": "products",
     "logits": "products",
+    "moe": "moe",
+    "router": "router",
 }
 # Those that look their tile up by the number of rows, unless `fixed_tile=True` is given.
-BY_ROWS = ("linear", "grouped_projection", "logits")
+BY_ROWS = ("linear", "grouped_projection", "logits", "moe")
 
 
 def missing() -> str | None:

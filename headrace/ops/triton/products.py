@@ -38,7 +38,7 @@ FIXED = Tile(32, 64, 64, 4, 3)
 BY_ROWS = (Tile(16, 64, 128, 4, 3), FIXED, Tile(64, 64, 64, 4, 3), Tile(128, 128, 64, 8, 2))
 # fp32 is multiplied without tensor cores.
 FIXED_FP32 = Tile(16, 32, 32, 4, 2)
-BY_ROWS_FP32 = (FIXED_FP32, Tile(32, 64, 32, 4, 2))
+BY_ROWS_FP32 = (FIXED_FP32, Tile(32, 32, 32, 4, 2))
 # From so many rows on a stored weight is decoded once, for torch.
 DENSE_ROWS = 1024
 # So many programs fill a large card twice; few rows of few outputs are cut into parts for it.
@@ -54,7 +54,7 @@ def choose_tile(rows: int, dtype: tl.dtype, fixed: bool) -> Tile:
     return next((tile for tile in table if rows <= tile.rows), table[-1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x_ptr,
     code_ptr,

@@ -32,3 +32,24 @@ def ue8m0_to_float(code):
     bits = tl.where(code == 0, 1 << 22, code << 23)  # 2^-127 is subnormal
     bits = tl.where(code == 255, 0x7FC00000, bits)
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_fp8(x):
+    """Groups [n, size] of finite fp32 numbers as `fake_fp8` gives them, fp32; NaN stays NaN."""
+    amax = tl.maximum(tl.max(tl.abs(x), 1), 1e-4)
+    # The power of two at or above amax / 448, and its inverse: both are exact.
+    bits = (amax * 0.002232142857142857).to(tl.int32, bitcast=True)
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+    scale = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]
+    value = tl.minimum(tl.abs(x * inverse), 448.0)
+    bits = value.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF  # three bits of mantissa, ties to even
+    # Below 2^-6 codes are 2^-9 apart, as fp32 numbers from 2^14 on are.
+    rounded = tl.where(
+        value < 0.015625, value + 16384.0 - 16384.0, bits.to(tl.float32, bitcast=True)
+    )
+    sign = x.to(tl.int32, bitcast=True) & -0x80000000
+    signed = (rounded.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    return tl.where(x == x, signed * scale, x)
