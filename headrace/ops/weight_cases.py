@@ -131,6 +131,7 @@ WEIGHT_CASES: dict[str, dict[str, Builder]] = {
         "stored_fp8_rows": _moe(64, 32, 4, 2, ("fp8_rows", "fp4")),
         "stored_plain_and_fp8": _moe(64, 32, 4, 2, (None, "fp8"), none=True),
         "stored_act_fp8": _moe(64, 32, 6, 2, ("fp4", "fp8"), act_group=32),
+        "stored_act_fp8_of_128": _moe(128, 128, 4, 2, ("fp8_128", "fp8_128"), act_group=128),
         "stored_released": _moe(512, 288, 8, 6, ("fp4", "fp8"), none=True),
     },
     "logits": {

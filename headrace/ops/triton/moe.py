@@ -4,8 +4,8 @@ Places (row, choice) are numbered row by row. `_count` and `_place` sort them by
 of rows, an expert's last tile padded with -1; the tables are as long as they can become. Then one
 kernel computes w1, w3 and the activation of a tile, one w2, both over places in any order, and one
 adds up each row's results in ascending expert order. Neighbouring programs share an expert's
-weights. Tiles follow the rows of an expert, or are always `products.FIXED` (see there). What changes
-with the number of rows is not specialised on: nothing is compiled during a request.
+weights. Tiles follow the rows of an expert, or are always `products.FIXED` (see there). What
+changes with the number of rows is not specialised on: nothing is compiled during a request.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def _activate(
     scale_expert,
     scale_row,
     ROUTED: tl.constexpr,
+    GROUP: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -107,7 +108,8 @@ def _activate(
 ):
     """Program (tile of places, tile of outputs): out [places, inner] = weight * swiglu(w1 x, w3 x).
 
-    Not ROUTED: one expert, whose places are the rows, without weights.
+    Not ROUTED: one expert, whose places are the rows, without weights. GROUP > 0: the result is
+    rounded as `fake_fp8` does.
     """
     codes, scales = code_ptr, scale_ptr
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -172,6 +174,9 @@ def _activate(
     a = g / (1.0 + tl.exp(-g)) * u
     if ROUTED:
         a *= tl.load(weight_ptr + place, mask=present, other=0.0).to(tl.float32)[None, :]
+    if GROUP > 0:
+        groups = tl.reshape(tl.trans(a.to(DTYPE).to(tl.float32)), (ROWS * OUTPUTS // GROUP, GROUP))
+        a = tl.trans(tl.reshape(round_fp8(groups), (ROWS, OUTPUTS)))
     at = out_ptr + place.to(tl.int64)[None, :] * inner + output[:, None]
     tl.store(at, a, mask=known[:, None] & present[None, :])
 
@@ -320,7 +325,13 @@ def _rounded(x: Tensor, group: int) -> Tensor:
 
 
 def _activation(
-    x: Tensor, w13: Weight, weights: Tensor | None, tables: _Tables, tile: Tile, limit: float
+    x: Tensor,
+    w13: Weight,
+    weights: Tensor | None,
+    tables: _Tables,
+    tile: Tile,
+    limit: float,
+    act_group: int,
 ) -> Tensor:
     """[T * k, I] of the routed experts (w13 [E, 2I, D]), [T, I] of the shared one ([2I, D])."""
     # Two weights and two sums are held at a time.
@@ -330,6 +341,8 @@ def _activation(
     count = rows if weights is None else weights.numel()
     out = torch.empty((count, inner), dtype=x.dtype, device=x.device)
     w = layout(w13)
+    # A tile of whole groups is rounded where it is computed.
+    at_once = bool(act_group) and tile.outputs % act_group == 0
     _activate[(tables.tiles, triton.cdiv(inner, tile.outputs))](
         x,
         w.codes,
@@ -349,6 +362,7 @@ def _activation(
         w.scale_strides[0],
         w.scale_strides[1],
         ROUTED=weights is not None,
+        GROUP=act_group if at_once else 0,
         DTYPE=compute_dtype(x.dtype),
         **w.constants,
         ROWS=tile.rows,
@@ -357,7 +371,7 @@ def _activation(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out
+    return out if at_once else _rounded(out, act_group)
 
 
 def _projection(x: Tensor, w2: Weight, tables: _Tables, tile: Tile) -> Tensor:
@@ -407,11 +421,11 @@ def _some_rows(
     rounded = _rounded(x, act_group)
     tile = choose_tile(rows, compute, fixed)
     alone = _Tables(None, None, triton.cdiv(rows, tile.rows))
-    a = _rounded(_activation(rounded, shared[0], None, alone, tile, limit), act_group)
+    a = _activation(rounded, shared[0], None, alone, tile, limit, act_group)
     common = multiply(a, shared[1], 1, x.dtype, fixed=fixed)
     tile = choose_tile(triton.cdiv(rows * top_k, count), compute, fixed)
     tables = _sorted_places(experts, count, tile.rows)
-    a = _rounded(_activation(rounded, routed[0], weights, tables, tile, limit), act_group)
+    a = _activation(rounded, routed[0], weights, tables, tile, limit, act_group)
     y = _projection(a, routed[1], tables, tile)
     _combine[(rows, triton.cdiv(outputs, 1024))](
         experts,
