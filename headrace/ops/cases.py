@@ -9,80 +9,23 @@ tests/conformance for each implementation of the catalogue, also for kernels on 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.core.kv import RecordFormat
+from headrace.ops.case_inputs import Builder as Builder
+from headrace.ops.case_inputs import Case as Case
+from headrace.ops.case_inputs import Inputs as Inputs
 from headrace.ops.records import RecordView
 from headrace.ops.reference.quant import write_records
+from headrace.ops.weight_cases import WEIGHT_CASES
 
 # 0 rows occur: a step that completes no compressed entry, or wants no logits.
 ROWS = (0, 1, 2, 3, 7, 31, 33, 64, 100)
 # Released sizes are slower; these row counts lie on both sides of a 32-row tile.
 RELEASED_ROWS = (1, 33, 64)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Arguments of one call.
-
-    rows: positional arguments whose dim 0 is the batch row (so is dim 0 of every result).
-    in_place: the positional argument (a RecordView) that the call writes, for operators that do.
-    """
-
-    args: tuple[Any, ...]
-    rows: tuple[int, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    in_place: int | None = None
-
-
-class Inputs:
-    """Seeded random inputs in one dtype. `wide` numbers are fp32 (fp64 in the fp64 mode)."""
-
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.wide_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal numbers in the compute dtype."""
-        return self.wide(*shape, scale=scale).to(self.dtype)
-
-    def wide(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal numbers in fp32 (fp64)."""
-        numbers = torch.randn(shape, generator=self._generator, dtype=torch.float64)
-        return (numbers * scale).to(self.wide_dtype)
-
-    def weight(self, *shape: int) -> Tensor:
-        """A linear weight [.., out, in] in the compute dtype, of gain one."""
-        return self.normal(*shape, scale=shape[-1] ** -0.5)
-
-    def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """int64 in [low, high)."""
-        return torch.randint(low, high, shape, generator=self._generator)
-
-    def turn(self, rows: int, pairs: int) -> Tensor:
-        """(cos, sin) [rows, pairs, 2] of some angles, fp32 (fp64)."""
-        angle = self.wide(rows, pairs, scale=3.0)
-        return torch.stack((angle.cos(), angle.sin()), dim=-1)
-
-    def distinct(self, rows: int, count: int, total: int) -> Tensor:
-        """int64 [rows, count], distinct numbers below `total` in each row."""
-        return torch.rand((rows, total), generator=self._generator).argsort(-1)[:, :count]
-
-    def edges(self, *shape: int) -> Tensor:
-        """Numbers on which quantisers go wrong: zeros of both signs, ties, tiny and huge groups."""
-        kinds = torch.tensor((0.0, -0.0, 0.25, -0.75, 1.25, 2.5, 17.0, 19.0, 448.0, 2.0**-10))
-        base = kinds[self.integers(0, len(kinds), *shape)]
-        powers = 2.0 ** self.integers(-30, 20, *shape[:-1], 1).to(torch.float64)
-        return (base * powers).to(self.dtype)
-
-
-Builder = Callable[[Inputs, int], Case]
 
 
 # --- norm and linear ---------------------------------------------------------------------------
@@ -424,7 +367,7 @@ def _engram_add(hc: int, hidden: int) -> Builder:
     return build
 
 
-CASES: dict[str, dict[str, Builder]] = {
+_CASES: dict[str, dict[str, Builder]] = {
     "rms_norm": {
         "tiny": _rms_norm(32, True),
         "odd": _rms_norm(5, True),
@@ -563,6 +506,8 @@ CASES: dict[str, dict[str, Builder]] = {
         "released": _linear(1280, 1024),
     },
 }
+
+CASES = {op: {**variants, **WEIGHT_CASES.get(op, {})} for op, variants in _CASES.items()}
 
 
 def row_counts(variant: str) -> tuple[int, ...]:

@@ -123,6 +123,22 @@ def _triton(op: str) -> Implementation:
     )
 
 
+def _triton_invariant(op: str) -> Implementation:
+    return Implementation(
+        op,
+        "triton_invariant",
+        triton.function(op, fixed_tile=True),
+        platforms=("cuda",),
+        dtypes=("float32", "bfloat16"),
+        batch_invariant=True,
+        invariant_on=("cuda",),
+        priority=-2,
+        why_lower="slower, only chosen for batch_invariant",
+        tolerance={"float32": 1e-5, "bfloat16": 2e-2},
+        probe=triton.missing,
+    )
+
+
 def _compiled_modules() -> tuple[ModuleType, ...]:
     """Empty where Numba is not installed, does not fit this NumPy or cannot be loaded."""
     try:
@@ -136,6 +152,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(op) for op in OPS),
     *(_fixed_tile(op) for op in OPS if op not in _ROW_WISE),
     *(_triton(op) for op in triton.MODULES),
+    *(_triton_invariant(op) for op in triton.BY_ROWS),
     *_few_rows_set("decode", decode.MODULES, 1),
     *_few_rows_set("compiled", _compiled_modules(), 2),
 )

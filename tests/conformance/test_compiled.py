@@ -39,7 +39,9 @@ def test_one_machine_code_per_dtype():
     """An array in another memory layout would compile a kernel again, within a request."""
     for dtype in (torch.float32, torch.float64):
         for impl in OPERATORS:
-            for build in CASES[impl.op].values():
+            for variant, build in CASES[impl.op].items():
+                if variant.startswith("stored_"):  # only kept on a card
+                    continue
                 for rows in (1, 3, 17):
                     case = build(Inputs(1, dtype), rows)
                     impl.function(*case.args, **case.kwargs)

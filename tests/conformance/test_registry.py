@@ -148,7 +148,8 @@ def test_invariance_refuses_what_is_not_deterministic():
 def test_override_names_an_implementation():
     resolution = linear(explain(IMPLEMENTATIONS, "cpu", DEFAULT, {"linear": "fixed_tile"}))
     assert resolution.chosen.name == "fixed_tile"
-    assert [impl.name for impl, _ in resolution.rejected] == ["reference", "decode"]
+    rejected = [impl.name for impl, _ in resolution.rejected]
+    assert rejected == ["reference", "triton", "triton_invariant", "decode"]
     assert resolve(with_kernel(), "cpu", DEFAULT, {"linear": "fast"}).linear is fast
 
 

@@ -19,28 +19,29 @@ from headrace.ops.reference import hyper_connections as reference_hc
 from headrace.ops.reference import moe as reference_moe
 from headrace.ops.reference.norm import rms_norm, wide
 from headrace.ops.reference.quant import fake_fp8
+from headrace.ops.stored_weights import Weight, dense, halves
 
 ROW_TILE = 32
 KEY_TILE = 64
 DEPTH_MULTIPLE = 16
 
 
-def matmul(x: Tensor, weight: Tensor) -> Tensor:
+def matmul(x: Tensor, weight: Weight) -> Tensor:
     """x [T, K] @ weight [N, K]^T -> [T, N] in x's dtype, in calls of exactly ROW_TILE rows."""
     rows, depth = x.shape
     # BLAS treats the rows of a tile alike only where the inner dim is whole vectors.
     extra = -depth % DEPTH_MULTIPLE
     padded = torch.nn.functional.pad(x, (0, extra, 0, -rows % ROW_TILE))
     out = torch.empty((padded.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    weight = weight.to(x.dtype)
-    transposed = (torch.nn.functional.pad(weight, (0, extra)) if extra else weight).T
+    numbers = dense(weight, x.dtype)
+    transposed = (torch.nn.functional.pad(numbers, (0, extra)) if extra else numbers).T
     for start in range(0, padded.shape[0], ROW_TILE):
         tile = slice(start, start + ROW_TILE)
         torch.mm(padded[tile], transposed, out=out[tile])
     return out[:rows]
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Weight) -> Tensor:
     """`reference.linear` for x [..., K]."""
     return matmul(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
 
@@ -91,9 +92,9 @@ def hc_head(
 
 def expert_mlp(
     x: Tensor,
-    w1: Tensor,
-    w3: Tensor,
-    w2: Tensor,
+    w1: Weight,
+    w3: Weight,
+    w2: Weight,
     weight: Tensor | None,
     limit: float,
     act_group: int,
@@ -113,9 +114,9 @@ def moe_experts(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w1: Tensor,
-    w3: Tensor,
-    w2: Tensor,
+    w1: Weight,
+    w3: Weight,
+    w2: Weight,
     limit: float,
     act_group: int,
 ) -> Tensor:
@@ -152,17 +153,17 @@ def moe(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    shared13: Tensor,
-    shared2: Tensor,
+    w13: Weight,
+    w2: Weight,
+    shared13: Weight,
+    shared2: Weight,
     limit: float,
     act_group: int,
 ) -> Tensor:
     """`reference.moe`."""
-    w1, w3 = w13.chunk(2, dim=1)
+    w1, w3 = halves(w13)
     routed = moe_experts(x, experts, weights, w1, w3, w2, limit, act_group)
-    w1, w3 = shared13.chunk(2)
+    w1, w3 = halves(shared13)
     shared = expert_mlp(x, w1, w3, shared2, None, limit, act_group)
     return (routed + shared.to(routed.dtype)).to(x.dtype)
 
@@ -230,8 +231,8 @@ def sparse_attention(
     return out
 
 
-def grouped_projection(o: Tensor, wo_a: Tensor, groups: int) -> Tensor:
+def grouped_projection(o: Tensor, wo_a: Weight, groups: int) -> Tensor:
     """`reference.grouped_projection`."""
     x = o.flatten(1).unflatten(-1, (groups, -1))
-    w = wo_a.to(o.dtype).unflatten(0, (groups, -1))
+    w = dense(wo_a, o.dtype).unflatten(0, (groups, -1))
     return torch.cat([matmul(x[:, g].contiguous(), w[g]) for g in range(groups)], dim=-1)

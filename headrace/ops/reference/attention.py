@@ -8,6 +8,7 @@ from torch import Tensor
 from headrace.ops.records import RecordView
 from headrace.ops.reference.norm import wide
 from headrace.ops.reference.quant import read_records
+from headrace.ops.stored_weights import Weight, dense
 
 # Rows attended at a time: bounds the gathered keys to rows * (window + top-k) * width numbers.
 ROW_TILE = 64
@@ -78,11 +79,11 @@ def sparse_attention(
     return out
 
 
-def grouped_projection(o: Tensor, wo_a: Tensor, groups: int) -> Tensor:
+def grouped_projection(o: Tensor, wo_a: Weight, groups: int) -> Tensor:
     """o [T, H, d], heads in `groups` consecutive groups, wo_a [groups * R, H * d / groups].
 
     Group g's heads go through rows [g * R, (g + 1) * R) -> [T, groups * R].
     """
     x = o.flatten(1).unflatten(-1, (groups, -1)).transpose(0, 1)
-    w = wo_a.to(o.dtype).unflatten(0, (groups, -1))
+    w = dense(wo_a, o.dtype).unflatten(0, (groups, -1))
     return (x @ w.transpose(-1, -2)).transpose(0, 1).flatten(1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from headrace.errors import InternalError
 from headrace.ops.reference.norm import linear, wide
 from headrace.ops.reference.quant import fake_fp8
+from headrace.ops.stored_weights import Weight, halves
 
 # Fixed in the released code, not the model's rms eps.
 _ROUTER_EPS = 1e-20
@@ -74,9 +75,9 @@ def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 
 def expert_mlp(
     x: Tensor,
-    w1: Tensor,
-    w3: Tensor,
-    w2: Tensor,
+    w1: Weight,
+    w3: Weight,
+    w2: Weight,
     weight: Tensor | None,
     limit: float,
     act_group: int,
@@ -97,9 +98,9 @@ def moe_experts(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w1: Tensor,
-    w3: Tensor,
-    w2: Tensor,
+    w1: Weight,
+    w3: Weight,
+    w2: Weight,
     limit: float,
     act_group: int,
 ) -> Tensor:
@@ -121,10 +122,10 @@ def moe(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    shared13: Tensor,
-    shared2: Tensor,
+    w13: Weight,
+    w2: Weight,
+    shared13: Weight,
+    shared2: Weight,
     limit: float,
     act_group: int,
 ) -> Tensor:
@@ -132,8 +133,8 @@ def moe(
 
     w13 [E, 2I, D] and shared13 [2I, D]: w1 above w3; w2 [E, D, I], shared2 [D, I].
     """
-    w1, w3 = w13.chunk(2, dim=1)
+    w1, w3 = halves(w13)
     routed = moe_experts(x, experts, weights, w1, w3, w2, limit, act_group)
-    w1, w3 = shared13.chunk(2)
+    w1, w3 = halves(shared13)
     shared = expert_mlp(x, w1, w3, shared2, None, limit, act_group)
     return (routed + shared.to(routed.dtype)).to(x.dtype)

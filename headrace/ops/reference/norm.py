@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.ops.stored_weights import Weight, dense
+
 
 def wide(x: Tensor) -> Tensor:
     """x in the dtype of the steps that the released path computes in fp32 (fp64 stays fp64)."""
@@ -18,9 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return (y if weight is None else y * weight.to(y.dtype)).to(x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Weight) -> Tensor:
     """x [..., K] @ weight [N, K]^T -> [..., N] in x's dtype."""
-    return x @ weight.to(x.dtype).T
+    return x @ dense(weight, x.dtype).T
 
 
 def rope(x: Tensor, turn: Tensor, inverse: bool = False) -> Tensor:

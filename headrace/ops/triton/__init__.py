@@ -33,7 +33,14 @@ MODULES = {
     "sparse_attention": "attention",
     "engram_gate": "engram",
     "engram_add": "engram",
+    "linear": "products",
+    "grouped_projection": "products",
+    "logits": "products",
+    "moe": "moe",
+    "router": "router",
 }
+# Those that look their tile up by the number of rows, unless `fixed_tile=True` is given.
+BY_ROWS = ("linear", "grouped_projection", "logits", "moe")
 
 
 def missing() -> str | None:
@@ -41,11 +48,11 @@ def missing() -> str | None:
     return None if find_spec("triton") else "needs the package triton, which is not installed"
 
 
-def function(op: str) -> Callable[..., Any]:
-    """The Triton implementation of `op`, one of `MODULES`."""
+def function(op: str, **options: bool) -> Callable[..., Any]:
+    """The Triton implementation of `op`, one of `MODULES`; `options` come with every call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _loaded(op)(*args, **kwargs)
+        return _loaded(op)(*args, **kwargs, **options)
 
     call.__name__ = op
     return call

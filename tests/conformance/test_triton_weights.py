@@ -1,0 +1,122 @@
+"""Triton operators that multiply by weights, in Triton's interpreter; see `test_triton`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.ops import cases
+from headrace.ops.stored_weights import StoredWeight, WeightFormat, dense
+from headrace.ops.weight_cases import KINDS, stored_weight
+from tests.conformance.test_operators import REFERENCE, check_rows, error, outputs, selections
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if not triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from headrace.ops.catalogue import IMPLEMENTATIONS  # noqa: E402
+from headrace.ops.triton import products, weights  # noqa: E402
+
+# The interpreter's own, with NumPy 1.25 and later.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+OPS = ("linear", "grouped_projection", "logits", "moe", "router")
+OURS = [i for i in IMPLEMENTATIONS if i.op in OPS and i.name.startswith("triton")]
+TABLE = [
+    pytest.param(impl, variant, id=f"{impl.op}-{impl.name}-{variant}")
+    for impl in OURS
+    for variant in cases.CASES[impl.op]
+]
+
+
+@pytest.mark.parametrize(("impl", "variant"), TABLE)
+def test_agrees_with_reference(impl, variant: str):
+    for rows in (2,) if "released" in variant else (0, 1, 35):
+        case = cases.build(impl.op, variant, rows, torch.float32)
+        for found, expected in zip(
+            outputs(impl, case), outputs(REFERENCE[impl.op], case), strict=True
+        ):
+            assert found.dtype == expected.dtype
+            assert error(found, expected) <= impl.tolerance["float32"]
+
+
+@pytest.mark.parametrize(
+    ("impl", "variant"), [p for p in TABLE if p.values[0].name == "triton_invariant"]
+)
+def test_rows_do_not_see_each_other(impl, variant: str):
+    """Nor does their number matter: one row alone has its bits among 96."""
+    if "released" in variant:
+        pytest.skip("slow in the interpreter, and no other code than the small sizes")
+    case = cases.build(impl.op, variant, 96, torch.float32)
+    chosen = {name: rows[:40] for name, rows in selections(96).items()}
+    check_rows(impl, case, {**chosen, "one": torch.tensor([57])})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_numbers_are_those_of_the_reference(kind: str, dtype: torch.dtype):
+    stored = stored_weight(cases.Inputs(5, dtype), kind, 75, 640)
+    assert products.numbers(stored, dtype).equal(dense(stored, dtype))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", list(WeightFormat))
+def test_every_code_with_every_scale(kind: WeightFormat, dtype: torch.dtype):
+    """Also NaN, numbers too large, and fp32 numbers below the normal ones, which the interpreter
+    gets wrong in bf16."""
+    columns = 256 if kind is WeightFormat.FP8 else 512
+    codes = torch.arange(256).to(torch.uint8).expand(256, -1).contiguous()
+    scales = torch.arange(256).to(torch.uint8)[:, None].expand(-1, columns // 32).contiguous()
+    stored = StoredWeight(codes, scales, kind, (1, 32))
+    found, expected = products.numbers(stored, dtype), dense(stored, dtype)
+    assert found.isnan().equal(expected.isnan())
+    known = ~expected.isnan()
+    if dtype == torch.bfloat16:
+        exact = dense(stored, torch.float32)
+        known &= (exact == 0) | (exact.abs() >= torch.finfo(dtype).tiny)
+    assert found[known].equal(expected[known])
+    assert torch.signbit(found)[known].equal(torch.signbit(expected)[known])
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("op", ["moe", "router"])
+def test_a_row_of_nan_stays_alone(op: str):
+    """A request whose numbers are NaN fails, and nobody else; experts exist."""
+    variant = "stored_act_fp8" if op == "moe" else "ties"
+    impl = next(i for i in OURS if (i.op, i.name) == (op, "triton"))
+    case = cases.build(op, variant, 5, torch.float32)
+    expected = outputs(impl, case)
+    case.args[0][2] = torch.nan
+    for found, other in zip(outputs(impl, case), expected, strict=True):
+        rows = [0, 1, 3, 4]
+        assert found[rows].equal(other[rows])
+        if found.is_floating_point():
+            assert found[2].isnan().all()
+        else:
+            assert ((found >= 0) & (found < case.args[1].shape[0])).all()
+
+
+def test_many_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "DENSE_ROWS", 3)
+    monkeypatch.delattr(products, "_multiply")
+    for op in ("linear", "grouped_projection"):
+        case = cases.build(op, "stored_fp8", 3, torch.float32)
+        expected = outputs(REFERENCE[op], case)[0]
+        assert error(getattr(products, op)(*case.args), expected) <= 1e-6
+
+
+def test_few_rows_of_few_outputs_are_cut_into_parts():
+    counts = [
+        products._part_count(programs, tiles)
+        for programs, tiles in ((20, 40), (20, 3), (100, 40), (300, 40), (1, 1000))
+    ]
+    assert counts == [8, 1, 4, 1, 8]
+
+
+def test_weights_are_taken_as_they_lie():
+    stored = stored_weight(cases.Inputs(6, torch.float32), "fp8", 3, 64, 96)
+    w = weights.layout(stored.rows(32, 64)[1])
+    assert w.codes.data_ptr() == stored.codes[1, 32:].data_ptr()
+    assert w.scales.data_ptr() == stored.scales[1, 1:].data_ptr()
