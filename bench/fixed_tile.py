@@ -29,7 +29,7 @@ from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
-from headrace.ops import case_inputs
+from headrace.ops import cases
 from headrace.ops.cpu import fixed_tile
 from headrace.ops.numerics import Numerics
 from headrace.ops.reference import attention, norm
@@ -71,15 +71,15 @@ def _seconds(call: Call) -> float:
 
 def linear(rows: int) -> tuple[Call, Call]:
     """Activations [rows, 1280] times a weight [4096, 1280], fp32."""
-    i = case_inputs.Inputs(1, torch.float32)
+    i = cases.Inputs(1, torch.float32)
     x, weight = i.normal(rows, LINEAR[0]), i.weight(LINEAR[1], LINEAR[0])
     return lambda: fixed_tile.linear(x, weight), lambda: norm.linear(x, weight)
 
 
 def sparse_attention(rows: int) -> tuple[Call, Call]:
     """64 heads of 512 over 128 window keys and 512 entries in FP4, fp32."""
-    i = case_inputs.Inputs(2, torch.float32)
-    view = case_inputs.written_view(i, "fp4_e4m3_released", 9, 128)
+    i = cases.Inputs(2, torch.float32)
+    view = cases.written_view(i, "fp4_e4m3_released", 9, 128)
     q, window = i.normal(rows, HEADS, 512), i.normal(rows + 128, 512)
     index = torch.arange(rows).unsqueeze(-1) + torch.arange(128)
     place = i.distinct(rows, TOP_K, 1024).sort()[0]

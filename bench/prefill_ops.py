@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from headrace.assets import embedded_model
 from headrace.eval.english import held_out, tail_loss
 from headrace.model.loader import load_model
-from headrace.ops.case_inputs import Inputs, written_view
+from headrace.ops.cases import Inputs, written_view
 from headrace.ops.cpu import prefill
 from headrace.ops.numerics import Numerics
 from headrace.ops.reference import attention, indexer

@@ -67,12 +67,16 @@ def _random_scores(
     blocks: Tensor,
     visible: Tensor,
     count: int | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """Scores [T, count] that depend on `count` and the place alone, so that runs repeat."""
     total = blocks.shape[1] * keys.data.shape[1] if count is None else count
     generator = torch.Generator().manual_seed(total)
     scores = torch.rand((q.shape[0], total), generator=generator, dtype=q.dtype)
-    return scores.masked_fill_(torch.arange(total) >= visible.unsqueeze(-1), -torch.inf)
+    hidden = torch.arange(total) >= visible.unsqueeze(-1)
+    if allowed is not None:
+        hidden |= ~allowed
+    return scores.masked_fill_(hidden, -torch.inf)
 
 
 def _unchanged(streams: Tensor, gate: Tensor, value: Tensor) -> Tensor:

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from headrace.ops import index_cases
-from headrace.ops.case_inputs import (
-    RECORDS,
-    Builder,
-    Case,
-    Inputs,
-    record_view,
-    written_view,
-)
+from headrace.ops.case_inputs import Builder as Builder
+from headrace.ops.case_inputs import Case as Case
+from headrace.ops.case_inputs import Inputs as Inputs
+from headrace.ops.case_views import RECORDS
+from headrace.ops.case_views import record_view as record_view
+from headrace.ops.case_views import written_view as written_view
 
 # 0 rows occur: a step that completes no compressed entry, or wants no logits.
 ROWS = (0, 1, 2, 3, 7, 31, 33, 64, 100)

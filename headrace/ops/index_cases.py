@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.ops.case_inputs import Builder, Case, Inputs, written_view
+from headrace.ops.case_inputs import Builder, Case, Inputs
+from headrace.ops.case_views import written_view
 
 MAJORS, MINORS = 9, 16
 
@@ -20,10 +21,11 @@ def _entry_scores(
     sequences: int | None = None,
     minors: int = MINORS,
     count: int | None = None,
+    restricted: bool = False,
 ) -> Builder:
     """One row of `rows` sequences each, or `rows` rows of each of so many sequences.
 
-    Row 0 sees nothing; blocks that no row sees are NaN.
+    Row 0 sees nothing; blocks that no row sees are NaN. restricted: rows may have few entries only.
     """
 
     def build(i: Inputs, rows: int) -> Case:
@@ -37,10 +39,16 @@ def _entry_scores(
         if each:
             newest = visible.view(b, each).amax(1, keepdim=True)
             table[torch.arange(blocks) * minors >= newest] = MAJORS - 1
-        options: dict[str, Any] = {} if count is None else {"count": count}
         # A row has a place of its own in every argument only where sequences are rows, or one.
-        alike = {None: (0, 1, 3, 4), 1: (0, 1, 4)}.get(sequences, ())
-        return Case((q, weights, view, table, visible), alike, options)
+        alike: tuple[int, ...] = {None: (0, 1, 3, 4), 1: (0, 1, 4)}.get(sequences, ())
+        args: tuple[Any, ...] = (q, weights, view, table, visible)
+        if restricted:
+            args += (count, i.integers(0, 9, b * each, -(-most // 8)) == 0)
+            args = (*args[:-1], args[-1].repeat_interleave(8, dim=1)[:, :most])
+            alike = (*alike, 6) if alike else ()
+        elif count is not None:
+            args += (count,)
+        return Case(args, alike)
 
     return build
 
@@ -80,6 +88,9 @@ CASES: dict[str, dict[str, Builder]] = {
         "prefill": _entry_scores("fp4_ue8m0_planar", 16, 3, sequences=1),
         "sequences": _entry_scores("fp4_ue8m0_planar", 5, 4, sequences=3),
         "cut": _entry_scores("fp4_ue8m0", 3, 4, sequences=1, count=53),
+        "restricted": _entry_scores("plain", 3, 25, sequences=1, restricted=True),
+        "restricted_cut": _entry_scores("fp4_ue8m0_planar", 2, 4, count=50, restricted=True),
+        "fp8": _entry_scores("fp8", 3, 2, sequences=1),
         "one_key": _entry_scores("plain", 2, 1, minors=1),
         "released": _entry_scores("fp4_ue8m0_planar", 32, 9),
     },

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from headrace.ops import catalogue
-from headrace.ops.case_inputs import Inputs
-from headrace.ops.cases import CASES
+from headrace.ops.cases import CASES, Inputs
 from headrace.ops.cpu.compiled import kernel, kernels
 from headrace.ops.numerics import Numerics
 from headrace.ops.registry import explain

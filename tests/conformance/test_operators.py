@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace.ops import case_inputs, cases
-from headrace.ops.case_inputs import Case
+from headrace.ops import cases
+from headrace.ops.cases import Case
 from headrace.ops.catalogue import IMPLEMENTATIONS
 from headrace.ops.numerics import DTYPES
 from headrace.ops.records import RecordView
@@ -213,8 +213,8 @@ def invariant(op: str, *dtypes: str) -> list[object]:
 @pytest.mark.parametrize(("impl", "dtype"), invariant("entry_scores", "float32", "bfloat16"))
 def test_entry_scores_do_not_depend_on_chunk_or_entry_count(impl: Implementation, dtype: str):
     """Prefill scores a rectangle of rows over as many entries as the longest sequence has."""
-    i = case_inputs.Inputs(3, DTYPES[dtype])
-    view = case_inputs.written_view(i, "fp4_ue8m0_planar", 11, 16)
+    i = cases.Inputs(3, DTYPES[dtype])
+    view = cases.written_view(i, "fp4_ue8m0_planar", 11, 16)
     q, weights, table = i.normal(3, 40, 16, 128), i.normal(3, 40, 16), i.integers(0, 10, 3, 10)
     visible = i.integers(0, 97, 3, 40)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.ops.case_inputs import Inputs, written_view
+from headrace.ops.cases import Inputs, written_view
 from headrace.ops.catalogue import IMPLEMENTATIONS
 from headrace.ops.cpu import prefill
 from headrace.ops.numerics import Numerics

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.ops import cases
-from headrace.ops.case_inputs import Case
+from headrace.ops.cases import Case
 from headrace.ops.catalogue import IMPLEMENTATIONS
 from headrace.ops.numerics import DTYPES
 from headrace.ops.records import RecordView

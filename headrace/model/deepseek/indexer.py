@@ -190,10 +190,8 @@ def _select_span(
     """(places [rows, k], candidate mask) of one rectangle of rows."""
     count = step.entries(span, rule.ratio)
     blocks, visible = step.entry_blocks(span, rule.ratio), span.of(step.visible(rule.ratio))
-    scores = ops.entry_scores(span.of(q), span.of(weights), keys, blocks, visible, count)
+    scores = ops.entry_scores(span.of(q), span.of(weights), keys, blocks, visible, count, allowed)
     mask = None
     if rule.is_candidate_source and rule.restricts(span.end // rule.ratio):
         mask = ops.candidate_mask(scores, visible, rule.candidate_block_size, rule.candidate_blocks)
-    if allowed is not None:
-        scores.masked_fill_(~allowed, -torch.inf)
     return ops.select_top_k(scores, rule.top_k), mask

@@ -190,10 +190,11 @@ def entry_scores(
     blocks: Tensor,
     visible: Tensor,
     count: int | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """`reference.entry_scores`."""
     masked = reference_indexer.masked_scores
-    return masked(index_scores, q, weights, keys, blocks, visible, count)
+    return masked(index_scores, q, weights, keys, blocks, visible, count, allowed)
 
 
 def attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:

@@ -77,6 +77,7 @@ def entry_scores(
     blocks: Tensor,
     visible: Tensor,
     count: int | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """`index_scores` of cached entries -> [T, count] in q's dtype, -inf where a row sees none.
 
@@ -84,9 +85,9 @@ def entry_scores(
     sequence s is the index key at (blocks[s, j // minors], j % minors) of `keys`; blocks int64
     [b, n]. Row t sees the entries below visible[t], int64 [T]; what lies in others is not read,
     or does not matter. count: how many entries are scored, at least as many as any row sees;
-    None: all n * minors of the blocks.
+    None: all n * minors of the blocks. allowed bool [T, count]: others are -inf too.
     """
-    return masked_scores(index_scores, q, weights, keys, blocks, visible, count)
+    return masked_scores(index_scores, q, weights, keys, blocks, visible, count, allowed)
 
 
 def masked_scores(
@@ -97,13 +98,15 @@ def masked_scores(
     blocks: Tensor,
     visible: Tensor,
     count: int | None,
+    allowed: Tensor | None,
 ) -> Tensor:
     """`entry_scores` by an `index_scores` of the caller's."""
     shape = (blocks.shape[0], q.shape[0] // max(1, blocks.shape[0]))
     rows = read_majors(keys, blocks, q.dtype).flatten(1, 2)[:, :count]
     scores = score(q.reshape(*shape, *q.shape[1:]), weights.reshape(*shape, q.shape[1]), rows)
     unseen = torch.arange(rows.shape[1], device=q.device) >= visible.unsqueeze(-1)
-    return scores.flatten(0, 1).masked_fill_(unseen, -torch.inf)
+    scores = scores.flatten(0, 1).masked_fill_(unseen, -torch.inf)
+    return scores if allowed is None else scores.masked_fill_(~allowed, -torch.inf)
 
 
 def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Tensor:

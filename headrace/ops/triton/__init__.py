@@ -15,6 +15,9 @@ from typing import Any
 # operator -> the module of this package that has a function of its name
 MODULES = {
     "sparse_attention": "attention",
+    "entry_scores": "indexer",
+    "candidate_mask": "selection",
+    "select_top_k": "selection",
 }
 
 

@@ -52,6 +52,7 @@ def entry_scores(
     blocks: Tensor,
     visible: Tensor,
     count: int | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """`reference.entry_scores`."""
     b, (rows, h, d) = blocks.shape[0], q.shape
@@ -60,7 +61,7 @@ def entry_scores(
     scores = index_scores(q.reshape(b, n, h, d), weights.reshape(b, n, h), read).flatten(0, 1)
     for row, seen in zip(array(scores), array(visible).tolist(), strict=True):
         row[seen:] = -np.inf
-    return scores
+    return scores if allowed is None else scores.masked_fill_(~allowed, -torch.inf)
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
