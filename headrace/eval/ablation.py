@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.model.deepseek.model import Model
 from headrace.model.spec import ModelSpec
+from headrace.ops.records import RecordView
 
 
 class Ablation(StrEnum):
@@ -27,7 +28,7 @@ class Ablation(StrEnum):
 def ablate(model: Model, ablation: Ablation) -> None:
     """Change `model` for good."""
     if ablation is Ablation.RANDOM_TOP_K:
-        model.ops = replace(model.ops, index_scores=_random_scores)
+        model.ops = replace(model.ops, entry_scores=_random_scores)
     elif ablation is Ablation.NO_ENGRAM:
         model.ops = replace(model.ops, engram_add=_unchanged)
     elif ablation is Ablation.HALF_CANDIDATES:
@@ -59,11 +60,23 @@ def _half(spec: ModelSpec) -> int:
     return max(1, spec.candidate_blocks // 2)
 
 
-def _random_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Scores [..., rows, keys] that depend on the keys' number alone, so that runs repeat."""
-    generator = torch.Generator().manual_seed(keys.shape[-2])
-    shape = (*q.shape[:2], keys.shape[-2])
-    return torch.rand(shape, generator=generator, dtype=q.dtype)
+def _random_scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordView,
+    blocks: Tensor,
+    visible: Tensor,
+    count: int | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Scores [T, count] that depend on `count` and the place alone, so that runs repeat."""
+    total = blocks.shape[1] * keys.data.shape[1] if count is None else count
+    generator = torch.Generator().manual_seed(total)
+    scores = torch.rand((q.shape[0], total), generator=generator, dtype=q.dtype)
+    hidden = torch.arange(total) >= visible.unsqueeze(-1)
+    if allowed is not None:
+        hidden |= ~allowed
+    return scores.masked_fill_(hidden, -torch.inf)
 
 
 def _unchanged(streams: Tensor, gate: Tensor, value: Tensor) -> Tensor:

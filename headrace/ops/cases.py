@@ -12,14 +12,14 @@ import zlib
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from headrace.core.kv import RecordFormat
+from headrace.ops import index_cases
 from headrace.ops.case_inputs import Builder as Builder
 from headrace.ops.case_inputs import Case as Case
 from headrace.ops.case_inputs import Inputs as Inputs
-from headrace.ops.records import RecordView
-from headrace.ops.reference.quant import write_records
+from headrace.ops.case_views import RECORDS
+from headrace.ops.case_views import record_view as record_view
+from headrace.ops.case_views import written_view as written_view
 from headrace.ops.weight_cases import WEIGHT_CASES
 
 # 0 rows occur: a step that completes no compressed entry, or wants no logits.
@@ -75,51 +75,6 @@ def _one_input(*shape: int, edges: bool = False, extra: tuple[Any, ...] = ()) ->
 
 
 # --- cache rows --------------------------------------------------------------------------------
-
-# name -> (format, width, rope width, scales apart from the data)
-_RECORDS = {
-    "plain": (RecordFormat.PLAIN, 24, 0, False),
-    "fp4_e4m3": (RecordFormat.FP4_E4M3_16, 32, 0, False),
-    "fp4_e4m3_released": (RecordFormat.FP4_E4M3_16, 512, 0, False),
-    "fp8": (RecordFormat.FP8_UE8M0_32, 64, 0, False),
-    "fp8_released": (RecordFormat.FP8_UE8M0_32, 512, 0, False),
-    "fp4_ue8m0": (RecordFormat.FP4_UE8M0_32, 32, 0, False),
-    "fp4_ue8m0_planar": (RecordFormat.FP4_UE8M0_32, 128, 0, True),
-    "fp8_nope": (RecordFormat.FP8_NOPE_64, 48, 16, False),
-    "fp8_nope_released": (RecordFormat.FP8_NOPE_64, 512, 64, False),
-}
-
-
-def record_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
-    """A view into a strided arena full of 0xFF bytes (NaN in every format)."""
-    kind, width, rope, planar = _RECORDS[name]
-    if kind is RecordFormat.PLAIN:
-        arena = torch.full((majors, 8 + minors * width), torch.nan, dtype=i.dtype)
-        return RecordView(arena[:, 8:].unflatten(1, (minors, width)), kind, width)
-    nope = width - rope
-    size = {
-        RecordFormat.FP4_E4M3_16: width // 2 + width // 16,
-        RecordFormat.FP8_UE8M0_32: width + width // 32,
-        RecordFormat.FP4_UE8M0_32: width // 2 + width // 32,
-        RecordFormat.FP8_NOPE_64: nope + 2 * rope + -(-nope // 64),
-    }[kind]
-    size += size % 2 if kind is RecordFormat.FP8_NOPE_64 else 0
-    arena = torch.full((majors, 32 + minors * size), 0xFF, dtype=torch.uint8)
-    if not planar:
-        return RecordView(arena[:, 32:].unflatten(1, (minors, size)), kind, width, rope)
-    border = 32 + minors * (width // 2)
-    data = arena[:, 32:border].unflatten(1, (minors, width // 2))
-    scales = arena[:, border:].unflatten(1, (minors, width // 32))
-    return RecordView(data, kind, width, rope, scales)
-
-
-def written_view(i: Inputs, name: str, majors: int, minors: int) -> RecordView:
-    """A view whose rows are written, but for the last major, which stays NaN."""
-    view = record_view(i, name, majors, minors)
-    major = torch.arange(majors - 1).unsqueeze(1).expand(-1, minors)
-    minor = torch.arange(minors).expand(majors - 1, -1)
-    write_records(view, major, minor, i.normal(majors - 1, minors, view.width))
-    return view
 
 
 def _round_rows(name: str) -> Builder:
@@ -214,37 +169,6 @@ def _pool_entries(
         ratio = size // 2 if overlap else size
         ape = i.wide(ratio, channels) if with_ape else None
         return Case((data, tokens, ape, overlap), (1,))
-
-    return build
-
-
-def _index_scores(heads: int, width: int, keys: int, *, decode: bool) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        b, n = (rows, 1) if decode else (1, rows)
-        q, k = i.normal(b, n, heads, width), i.normal(b, keys, width)
-        return Case((q, i.normal(b, n, heads), k), (0, 1, 2) if decode else ())
-
-    return build
-
-
-def _scores(i: Inputs, rows: int, places: int, *, ties: bool) -> tuple[Tensor, Tensor]:
-    """(scores [rows, places], visible [rows]); -inf where not visible."""
-    visible = i.integers(0, places + 1, rows)
-    found = i.integers(-2, 3, rows, places).to(i.dtype) if ties else i.normal(rows, places)
-    hidden = torch.arange(places) >= visible.unsqueeze(-1)
-    return found.masked_fill(hidden, -torch.inf), visible
-
-
-def _candidate_mask(places: int, block: int, keep: int, *, ties: bool) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        return Case((*_scores(i, rows, places, ties=ties), block, keep), (0, 1))
-
-    return build
-
-
-def _select_top_k(places: int, top_k: int, *, ties: bool) -> Builder:
-    def build(i: Inputs, rows: int) -> Case:
-        return Case((_scores(i, rows, places, ties=ties)[0], top_k), (0,))
 
     return build
 
@@ -410,10 +334,10 @@ _CASES: dict[str, dict[str, Builder]] = {
         "edges": _one_input(2, 64, edges=True),
         "released": _one_input(32, 128),
     },
-    "round_rows": {name: _round_rows(name) for name in _RECORDS},
-    "read_records": {name: _read_records(name) for name in _RECORDS},
-    "read_majors": {name: _read_majors(name) for name in _RECORDS},
-    "write_records": {name: _write_records(name) for name in _RECORDS},
+    "round_rows": {name: _round_rows(name) for name in RECORDS},
+    "read_records": {name: _read_records(name) for name in RECORDS},
+    "read_majors": {name: _read_majors(name) for name in RECORDS},
+    "write_records": {name: _write_records(name) for name in RECORDS},
     "hc_enter": {
         "tiny": _hc_enter(4, 32),
         "own_pre": _hc_enter(4, 32, shifted=False),
@@ -437,22 +361,7 @@ _CASES: dict[str, dict[str, Builder]] = {
         "ratio_128_odd": _pool_entries(128, 5),
         "released": _pool_entries(2, 512, with_ape=False),
     },
-    "index_scores": {
-        "decode": _index_scores(16, 32, 70, decode=True),
-        "prefill": _index_scores(16, 32, 33, decode=False),
-        "one_key": _index_scores(2, 16, 1, decode=True),
-        "released": _index_scores(32, 128, 130, decode=True),
-    },
-    "candidate_mask": {
-        "ties": _candidate_mask(14, 4, 2, ties=True),
-        "blocks_of_8": _candidate_mask(67, 8, 3, ties=False),
-        "keeps_all": _candidate_mask(9, 4, 5, ties=True),
-    },
-    "select_top_k": {
-        "ties": _select_top_k(40, 8, ties=True),
-        "fewer_than_k": _select_top_k(5, 8, ties=True),
-        "released": _select_top_k(1000, 512, ties=False),
-    },
+    **index_cases.CASES,
     "sparse_attention": {
         "window_only": _attention(None, 2, 32, 8, 0),
         "plain": _attention("plain", 3, 24, 16, 5),

@@ -40,7 +40,7 @@ class OpTable:
     hc_merge: Op  # (y [T, D], streams, post, comb) -> streams
     # attention
     pool_entries: Op  # (rows [N, 2c], tokens [E, n], ape [r, c] | None, overlap) -> [E, width]
-    index_scores: Op  # (q [b, n, h, d], weights [b, n, h], keys [b, N, d]) -> [b, n, N]
+    entry_scores: Op  # (q [T, h, d], weights, keys, blocks [b, n], visible, count, allowed)
     candidate_mask: Op  # (scores [T, N], visible [T], block, keep) -> bool [T, N]
     select_top_k: Op  # (scores [T, N], top_k) -> int64 [T, k]
     sparse_attention: Op  # (q, window, window_index, entries, major, minor, sink, scale)

@@ -156,7 +156,7 @@ MISTAKES = {
     ),
     "newest block not pinned": Mistake(0.8, lambda o: {"candidate_mask": without_newest_block}),
     "index scores with wrong head weights": Mistake(
-        1.8, lambda o: {"index_scores": lambda q, w, k: o.index_scores(q, w.roll(1, -1), k)}
+        1.8, lambda o: {"entry_scores": lambda q, w, *rest: o.entry_scores(q, w.roll(1, -1), *rest)}
     ),
     "mean instead of gated pooling": Mistake(1.6, lambda o: {"pool_entries": mean_pooled}),
     "no selection bias": Mistake(

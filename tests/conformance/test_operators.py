@@ -48,7 +48,7 @@ INVARIANT = [
     if p.values[0].batch_invariant
     and p.values[2] != "float64"
     and p.values[0].op != "write_records"
-    and (p.values[0].op, p.values[1]) != ("index_scores", "prefill")
+    and (p.values[0].op, p.values[1]) != ("entry_scores", "sequences")
 ]
 
 
@@ -105,6 +105,9 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         return float((found != expected).sum())
     if expected.numel() == 0:
         return 0.0
+    unseen = expected == -torch.inf
+    assert (found == -torch.inf).equal(unseen)
+    found, expected = found.masked_fill(unseen, 0.0), expected.masked_fill(unseen, 0.0)
     assert torch.isfinite(found).all(), "not finite"
     difference = (found.double() - expected.double()).abs().max().item()
     largest = expected.double().abs().max().item()
@@ -213,15 +216,29 @@ def invariant(op: str, *dtypes: str) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("impl", "dtype"), invariant("index_scores", "float32", "bfloat16"))
-def test_index_scores_do_not_depend_on_chunk_or_key_count(impl: Implementation, dtype: str):
-    """Prefill scores a rectangle of queries over as many keys as the longest sequence has."""
+@pytest.mark.parametrize(("impl", "dtype"), invariant("entry_scores", "float32", "bfloat16"))
+def test_entry_scores_do_not_depend_on_chunk_or_entry_count(impl: Implementation, dtype: str):
+    """Prefill scores a rectangle of rows over as many entries as the longest sequence has."""
     i = cases.Inputs(3, DTYPES[dtype])
-    q, weights, keys = i.normal(3, 40, 16, 32), i.normal(3, 40, 16), i.normal(3, 160, 32)
-    whole = impl.function(q, weights, keys)
-    for b, n, total in ((slice(1, 2), slice(0, 1), 32), (slice(0, 3), slice(7, 40), 96)):
-        part = impl.function(q[b, n], weights[b, n], keys[b, :total])
-        assert part.equal(whole[b, n, :total])
+    view = cases.written_view(i, "fp4_ue8m0_planar", 11, 16)
+    q, weights, table = i.normal(3, 40, 16, 128), i.normal(3, 40, 16), i.integers(0, 10, 3, 10)
+    visible = i.integers(0, 97, 3, 40)
+
+    def scores(b: slice, n: slice, blocks: int, count: int | None = None) -> torch.Tensor:
+        rows = (x[b, n].flatten(0, 1) for x in (q, weights, visible))
+        parts = *rows, table[b, :blocks]
+        found = impl.function(parts[0], parts[1], view, parts[3], parts[2], count)
+        return found.unflatten(0, (-1, q[:, n].shape[1]))
+
+    whole = scores(slice(None), slice(None), 10)
+    assert whole.shape == (3, 40, 160)
+    for b, n, blocks, count in (
+        (slice(1, 2), slice(0, 1), 6, 96),
+        (slice(0, 3), slice(7, 40), 6, None),
+        (slice(0, 3), slice(7, 9), 7, 97),
+    ):
+        part = scores(b, n, blocks, count)
+        assert part.equal(whole[b, n, : part.shape[-1]])
 
 
 @pytest.mark.parametrize(("impl", "dtype"), invariant("sparse_attention", "float32", "bfloat16"))

@@ -147,22 +147,34 @@ def test_the_best_are_those_of_the_reference(dtype: torch.dtype, top_k: int) -> 
     assert prefill.select_top_k(scores[:0], top_k).shape[0] == 0
 
 
-@pytest.mark.parametrize("name", ["sparse_attention", "index_scores", "select_top_k"])
+# Operator -> the function of `prefill` that it hands over to.
+HANDED = {
+    "sparse_attention": "sparse_attention",
+    "entry_scores": "index_scores",
+    "select_top_k": "select_top_k",
+}
+
+
+@pytest.mark.parametrize("name", HANDED)
 @pytest.mark.parametrize("implementation", ["decode", "compiled"])
 def test_they_are_what_prompts_use(
     monkeypatch: pytest.MonkeyPatch, name: str, implementation: str
 ) -> None:
     called = []
-    real = getattr(prefill, name)
-    monkeypatch.setattr(prefill, name, lambda *given: called.append(name) or real(*given))
+    real = getattr(prefill, HANDED[name])
+    monkeypatch.setattr(prefill, HANDED[name], lambda *given: called.append(name) or real(*given))
     numbers = Numerics("float32")
     if implementation not in {x.name for x in IMPLEMENTATIONS if x.op == name}:
-        implementation = "decode"  # Numba is an extra; index_scores has no kernel of its own
+        implementation = "decode"  # Numba is an extra; entry_scores has no kernel of its own
     op = getattr(resolve(IMPLEMENTATIONS, "cpu", numbers, {name: implementation}), name)
     i = Inputs(1, torch.float32)
+    view, table = written_view(i, "fp4_ue8m0", 5, 256), torch.tensor([[0, 1, 2, 3]])
     given: dict[str, tuple[object, ...]] = {
         "sparse_attention": tuple(attention_inputs(i, 1500, heads=32)),
-        "index_scores": (i.normal(1, 300, 8, 16), i.normal(1, 300, 8), i.normal(1, 900, 16)),
+        "entry_scores": (
+            *(i.normal(300, 8, 32), i.normal(300, 8), view, table),
+            torch.arange(601, 901),
+        ),
         "select_top_k": (i.normal(300, 900), 64),
     }
     op(*given[name])

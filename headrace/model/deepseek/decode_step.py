@@ -181,14 +181,6 @@ class DecodeStep:
 
         return self._once(("everything", ratio), make)
 
-    def unseen(self, span: Span, ratio: int) -> Tensor:
-        """Which of `entry_blocks` each row does not see: bool [rows, N]."""
-
-        def make() -> Tensor:
-            return self._range(self.entries(span, ratio)) >= self.visible(ratio).unsqueeze(1)
-
-        return self._once(("unseen", ratio), make)
-
     def entry_slots(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
         """(block, offset) of each row's entries `places` int64 [T, k]; -1 is kept."""
         absent, known = places < 0, places.clamp_min(0)

@@ -190,18 +190,9 @@ def _select_span(
 ) -> tuple[Tensor, Tensor | None]:
     """(places [rows, k], candidate mask) of one rectangle of rows."""
     count = step.entries(span, rule.ratio)
-    blocks = ops.read_majors(keys, step.entry_blocks(span, rule.ratio), q.dtype)
-    key_rows = blocks.flatten(1, 2)[:, :count]
-    shape = (len(span.sequences), span.q_len)
-    scores = ops.index_scores(
-        span.of(q).view(*shape, *q.shape[1:]), span.of(weights).view(*shape, -1), key_rows
-    )
-    scores = scores.flatten(0, 1)
-    visible = span.of(step.visible(rule.ratio))
-    scores.masked_fill_(step.unseen(span, rule.ratio), -torch.inf)
+    blocks, visible = step.entry_blocks(span, rule.ratio), span.of(step.visible(rule.ratio))
+    scores = ops.entry_scores(span.of(q), span.of(weights), keys, blocks, visible, count, allowed)
     mask = None
     if rule.is_candidate_source and rule.restricts(span.end // rule.ratio):
         mask = ops.candidate_mask(scores, visible, rule.candidate_block_size, rule.candidate_blocks)
-    if allowed is not None:
-        scores.masked_fill_(~allowed, -torch.inf)
     return ops.select_top_k(scores, rule.top_k), mask

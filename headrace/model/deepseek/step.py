@@ -374,17 +374,6 @@ class Step:
         everything: Selection = self._cached[key]
         return everything
 
-    def unseen(self, span: Span, ratio: int) -> Tensor:
-        """Which of `entry_blocks` each row of the span does not see: bool [rows, N]."""
-        key = ("unseen", ratio, span.q_len)
-        if key not in self._cached:
-            visible = self._visible(ratio)
-            visible = visible if span.places is None else visible[span.places]
-            places = np.arange(self.entries(span, ratio))
-            self._cached[key] = self._tensor(places >= visible[:, None])
-        found: Tensor = self._cached[key]
-        return found
-
     def entry_slots(self, places: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
         """(block, offset) of each row's entries `places` int64 [T, k]; -1 is kept."""
         if places.device.type != "cpu":

@@ -16,6 +16,7 @@ from headrace.errors import InternalError
 from headrace.ops.records import RecordView
 from headrace.ops.reference import attention as reference_attention
 from headrace.ops.reference import hyper_connections as reference_hc
+from headrace.ops.reference import indexer as reference_indexer
 from headrace.ops.reference import moe as reference_moe
 from headrace.ops.reference.norm import rms_norm, wide
 from headrace.ops.reference.quant import fake_fp8
@@ -181,6 +182,20 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
                 dots = torch.relu(torch.mm(q[i, j], tiles[i, t]))
                 out[i, j, t] = (dots * weights[i, j].unsqueeze(-1)).sum(0)
     return out.flatten(2)[:, :, :total]
+
+
+def entry_scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordView,
+    blocks: Tensor,
+    visible: Tensor,
+    count: int | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """`reference.entry_scores`."""
+    masked = reference_indexer.masked_scores
+    return masked(index_scores, q, weights, keys, blocks, visible, count, allowed)
 
 
 def attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:

@@ -5,8 +5,13 @@ Scores of places that a row may not see are -inf; equal scores are won by the lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from headrace.ops.records import RecordView
+from headrace.ops.reference.quant import read_majors
 
 # Upper bound of rows * heads * keys scored at once.
 _SCORE_TILE = 1 << 24
@@ -63,6 +68,45 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
         dots = torch.relu(q[:, rows] @ transposed)
         out[:, rows] = (dots * weights[:, rows].unsqueeze(-1)).sum(2)
     return out
+
+
+def entry_scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordView,
+    blocks: Tensor,
+    visible: Tensor,
+    count: int | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """`index_scores` of cached entries -> [T, count] in q's dtype, -inf where a row sees none.
+
+    q [T, h, d], weights [T, h]: T rows in order of b sequences, equally many of each. Entry j of
+    sequence s is the index key at (blocks[s, j // minors], j % minors) of `keys`; blocks int64
+    [b, n]. Row t sees the entries below visible[t], int64 [T]; what lies in others is not read,
+    or does not matter. count: how many entries are scored, at least as many as any row sees;
+    None: all n * minors of the blocks. allowed bool [T, count]: others are -inf too.
+    """
+    return masked_scores(index_scores, q, weights, keys, blocks, visible, count, allowed)
+
+
+def masked_scores(
+    score: Callable[[Tensor, Tensor, Tensor], Tensor],
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordView,
+    blocks: Tensor,
+    visible: Tensor,
+    count: int | None,
+    allowed: Tensor | None,
+) -> Tensor:
+    """`entry_scores` by an `index_scores` of the caller's."""
+    shape = (blocks.shape[0], q.shape[0] // max(1, blocks.shape[0]))
+    rows = read_majors(keys, blocks, q.dtype).flatten(1, 2)[:, :count]
+    scores = score(q.reshape(*shape, *q.shape[1:]), weights.reshape(*shape, q.shape[1]), rows)
+    unseen = torch.arange(rows.shape[1], device=q.device) >= visible.unsqueeze(-1)
+    scores = scores.flatten(0, 1).masked_fill_(unseen, -torch.inf)
+    return scores if allowed is None else scores.masked_fill_(~allowed, -torch.inf)
 
 
 def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Tensor:

@@ -38,6 +38,9 @@ MODULES = {
     "logits": "products",
     "moe": "moe",
     "router": "router",
+    "entry_scores": "indexer",
+    "candidate_mask": "selection",
+    "select_top_k": "selection",
 }
 # Those that look their tile up by the number of rows, unless `fixed_tile=True` is given.
 BY_ROWS = ("linear", "grouped_projection", "logits", "moe")

@@ -56,9 +56,10 @@ def spied(examiner: Examiner) -> Seen:
         seen.left_out += int((reachable & ~mask).sum())
         return mask
 
-    def index_scores(q: Any, weights: Any, keys: Any) -> Any:
-        scores = ops.index_scores(q, weights, keys)
-        seen.random += bool((scores[..., :1] > 0).all() and (scores < 1).all())
+    def entry_scores(*given: Any) -> Any:
+        scores = ops.entry_scores(*given)
+        seen_scores = scores[scores > -torch.inf]
+        seen.random += bool((seen_scores >= 0).all() and (seen_scores < 1).all())
         return scores
 
     def engram_add(streams: Any, gate: Any, value: Any) -> Any:
@@ -70,7 +71,7 @@ def spied(examiner: Examiner) -> Seen:
         ops,
         hc_merge=hc_merge,
         candidate_mask=candidate_mask,
-        index_scores=index_scores,
+        entry_scores=entry_scores,
         engram_add=engram_add,
     )
     return seen

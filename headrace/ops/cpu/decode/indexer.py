@@ -8,6 +8,8 @@ from torch import Tensor
 
 from headrace.ops.cpu import prefill
 from headrace.ops.cpu.decode.arrays import FEW, array, tensor
+from headrace.ops.cpu.decode.quant import read_majors as _read_majors
+from headrace.ops.records import RecordView
 from headrace.ops.reference import indexer as reference
 
 _NONE = np.iinfo(np.int64).max
@@ -41,6 +43,25 @@ def pool_entries(rows: Tensor, tokens: Tensor, ape: Tensor | None, overlap: bool
     pooled = np.add.reduce(kv, axis=1)
     pooled /= np.add.reduce(score, axis=1)
     return tensor(pooled)
+
+
+def entry_scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordView,
+    blocks: Tensor,
+    visible: Tensor,
+    count: int | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """`reference.entry_scores`."""
+    b, (rows, h, d) = blocks.shape[0], q.shape
+    n = rows // b if b else 0
+    read = _read_majors(keys, blocks, q.dtype).flatten(1, 2)[:, :count]
+    scores = index_scores(q.reshape(b, n, h, d), weights.reshape(b, n, h), read).flatten(0, 1)
+    for row, seen in zip(array(scores), array(visible).tolist(), strict=True):
+        row[seen:] = -np.inf
+    return scores if allowed is None else scores.masked_fill_(~allowed, -torch.inf)
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
