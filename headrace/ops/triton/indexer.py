@@ -48,7 +48,8 @@ def _fp4_keys(data, scales, at, scale_at, known, WIDTH: tl.constexpr, COLUMNS: t
     return tl.reshape(both, (at.shape[0], COLUMNS))
 
 
-@triton.jit(do_not_specialize=["each", "count"])
+# What differs from step to step must not compile it again.
+@triton.jit(do_not_specialize=["each", "count", "block_row"])
 def _score(
     q_ptr,
     weights_ptr,

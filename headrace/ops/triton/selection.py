@@ -15,8 +15,9 @@ from torch import Tensor
 
 from headrace.ops.reference import indexer as reference
 
-# Numbers of a chunk; both running sums of `_select` must fit into 16 bits.
-CHUNK = 1 << 14
+# Numbers of a chunk: the first size that holds a row, else the last. Few sizes, since each is
+# compiled when it is first met; both running sums of `_select` must fit into 16 bits.
+CHUNKS = (1 << 10, 1 << 12, 1 << 14)
 # Maxima that a program of `_block_maxima` makes, times their block size.
 MAXIMA = 1 << 12
 # Bits that tell scores apart: a bf16 number is the upper half of an fp32 number.
@@ -143,8 +144,8 @@ def _best(scores: Tensor, k: int, bits: int) -> Tensor:
     places = scores  # not read by the first round
     nested = False
     while True:
-        chunks = triton.cdiv(given, CHUNK)
-        chunk = min(CHUNK, triton.next_power_of_2(given))
+        chunk = next((size for size in CHUNKS if given <= size), CHUNKS[-1])
+        chunks = triton.cdiv(given, chunk)
         out = torch.empty((rows, chunks * k), dtype=torch.int64, device=scores.device)
         _select[(rows, chunks)](
             scores,
@@ -170,11 +171,12 @@ def _best(scores: Tensor, k: int, bits: int) -> Tensor:
 def select_top_k(scores: Tensor, top_k: int) -> Tensor:
     """`reference.select_top_k`, also of NaN: it counts as largest and leaves a -1.
 
-    Above CHUNK / 2 of a row longer than CHUNK a tournament would not get smaller: the reference's.
+    Rows longer than a chunk of which more than half a chunk is wanted go to the reference: a
+    tournament of theirs would not get smaller.
     """
     rows, n = scores.shape
     k = min(top_k, n)
-    if n > CHUNK < 2 * k:
+    if n > CHUNKS[-1] < 2 * k:
         return reference.select_top_k(scores, top_k)
     if rows == 0 or k < 1:
         return torch.empty((rows, max(k, 0)), dtype=torch.int64, device=scores.device)
@@ -188,7 +190,7 @@ def candidate_mask(scores: Tensor, visible: Tensor, block: int, keep: int) -> Te
     rows, n = scores.shape
     blocks = triton.cdiv(n, block)
     k = min(keep, blocks)
-    if blocks > CHUNK < 2 * k:
+    if blocks > CHUNKS[-1] < 2 * k:
         return reference.candidate_mask(scores, visible, block, keep)
     out = torch.zeros((rows, n), dtype=torch.bool, device=scores.device)
     if out.numel() == 0 or k < 1:
