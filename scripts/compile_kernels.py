@@ -41,10 +41,14 @@ MISSING = "Nothing was compiled: triton is not installed. `pip install -e '.[tri
 
 @dataclass
 class Compiled:
-    """The kernels that one operator launched on one architecture, and what went wrong."""
+    """The kernels that one operator launched on one architecture, and what went wrong where."""
 
     kernels: dict[int, Any] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    def add_fault(self, what: str, where: str) -> None:
+        """Most faults show in many cases."""
+        self.faults.setdefault(what, []).append(where)
 
 
 class Driver:
@@ -123,16 +127,14 @@ def compile_operator(
                         impl.function(*case.args, **case.kwargs)
                 except Exception as e:  # whatever a compiler raises is a line of the report
                     what = f"{type(e).__name__}: {str(e).strip() or 'no message'}"
-                    compiled.faults.append(f"{variant}, {dtype}, {count} rows: {what}")
+                    compiled.add_fault(what, f"{variant}, {dtype}, {count} rows")
     limit = tiles.for_capability(capability).shared_bytes
     for kernel in compiled.kernels.values():
         if kernel.metadata.shared > limit:
-            compiled.faults.append(
-                f"{kernel.name} takes {kernel.metadata.shared} bytes of shared memory, "
-                f"a block has {limit}"
-            )
+            what = f"takes {kernel.metadata.shared} bytes of shared memory, a block has {limit}"
+            compiled.add_fault(what, kernel.name)
     if not compiled.kernels and not compiled.faults:
-        compiled.faults.append("no case launches a kernel")
+        compiled.add_fault("launches no kernel", "all cases")
     return compiled
 
 
@@ -159,7 +161,7 @@ def registers_and_stack(kernels: Sequence[Any]) -> tuple[int, int] | None:
 def line(architecture: str, impl: Implementation, compiled: Compiled) -> str:
     """What is printed of an operator."""
     name = impl.op if impl.name == "triton" else f"{impl.op} ({impl.name})"
-    start = f"{architecture:7}{name:32}{'FAILED' if compiled.faults else 'ok':8}"
+    start = f"{architecture:7}{name:40}{'FAILED' if compiled.faults else 'ok':8}"
     kernels = list(compiled.kernels.values())
     if not kernels:
         return start + "0 kernels"
@@ -217,8 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             compiled = compile_operator(impl, ARCHITECTURES[architecture], chosen.rows)
             print(line(architecture, impl, compiled), flush=True)
-            for fault in compiled.faults:
-                print("       " + fault.replace("\n", "\n         "), flush=True)
+            for what, where in compiled.faults.items():
+                more = f" and {len(where) - 1} more" if where[1:] else ""
+                print(f"{where[0]}{more}: {what}".replace("\n", "\n    "), flush=True)
             failed += bool(compiled.faults)
     print(f"{failed} failed" if failed else "all compiled")
     return 1 if failed else 0

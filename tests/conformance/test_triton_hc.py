@@ -97,6 +97,26 @@ def test_inputs_may_lie_anywhere():
     check("hc_merge", "float32", (y, streams, post, comb), {})
 
 
+@triton.jit
+def _split(numbers, pieces):
+    place = triton.language.arange(0, 1024)
+    f = triton.language.load(numbers + place)
+    first = hyper_connections._leading(f)
+    second = hyper_connections._leading(f - first)
+    triton.language.store(pieces + place, first)
+    triton.language.store(pieces + 1024 + place, second)
+    triton.language.store(pieces + 2048 + place, f - first - second)
+
+
+def test_pieces_of_a_weight_are_exact_in_tf32():
+    """TF32 has ten bits behind the point; the interpreter's products would hide a loss."""
+    numbers = cases.Inputs(11, torch.float32).wide(1024)
+    pieces = torch.empty((3, 1024))
+    _split[(1,)](numbers, pieces)
+    assert (pieces.view(torch.int32) & 0x1FFF).count_nonzero() == 0
+    assert pieces.double().sum(0).equal(numbers.double())
+
+
 def test_bf16_streams_lose_nothing_of_the_weights():
     """The coefficients are as near to fp64 as those of fp32 streams with the same numbers."""
     case = cases.build("hc_enter", "tiny", 33, torch.bfloat16)

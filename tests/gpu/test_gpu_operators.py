@@ -141,6 +141,19 @@ def test_small_launch(card: Platform, rehearsed: bool, impl: Implementation, var
         assert error(f.cpu(), e) <= (tolerance if e.is_floating_point() else 0.0), number
 
 
+def test_coefficients_of_bf16_streams_are_those_of_fp32(card: Platform, rehearsed: bool):
+    """What tensor cores multiply loses nothing of an fp32 weight."""
+    for op in ("hc_enter", "hc_head"):
+        impl = next(i for i in IMPLEMENTATIONS if (i.op, i.name) == (op, "triton"))
+        skip_without_triton(impl, rehearsed)
+        case = cases.build(op, "released", 33, torch.bfloat16)
+        found = outputs(impl, on_device(case, card.device))
+        expected = outputs(REFERENCE[op], in_fp64(case))
+        coefficients = slice(1, None) if op == "hc_enter" else slice(None)
+        for f, e in zip(found[coefficients], expected[coefficients], strict=True):
+            assert error(f.cpu(), e) <= 1e-5
+
+
 def test_products_of_fp32_are_fp32(card: Platform):
     """TF32 keeps ten bits: it would be off by some 3e-4."""
     generator = torch.Generator().manual_seed(1)
