@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.errors import InternalError
 from headrace.ops import cases
+from headrace.ops.reference.quant import fake_fp8
 from headrace.ops.stored_weights import StoredWeight, WeightFormat, dense
 from headrace.ops.weight_cases import KINDS, stored_weight
 from tests.conformance.test_operators import REFERENCE, check_rows, error, outputs, selections
@@ -15,7 +17,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from headrace.ops.catalogue import IMPLEMENTATIONS  # noqa: E402
-from headrace.ops.triton import products, weights  # noqa: E402
+from headrace.ops.triton import moe, products, weights  # noqa: E402
 
 # The interpreter's own, with NumPy 1.25 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -31,7 +33,9 @@ TABLE = [
 
 @pytest.mark.parametrize(("impl", "variant"), TABLE)
 def test_agrees_with_reference(impl, variant: str):
-    for rows in (2,) if "released" in variant else (0, 1, 35):
+    # A fixed tile is the same kernel with other constants.
+    several = (0, 1, 35) if impl.name == "triton" else (35,)
+    for rows in (2,) if "released" in variant else several:
         case = cases.build(impl.op, variant, rows, torch.float32)
         for found, expected in zip(
             outputs(impl, case), outputs(REFERENCE[impl.op], case), strict=True
@@ -96,6 +100,59 @@ def test_a_row_of_nan_stays_alone(op: str):
             assert found[2].isnan().all()
         else:
             assert ((found >= 0) & (found < case.args[1].shape[0])).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group", [32, 96, 128])
+def test_activations_are_rounded_to_the_same_bits(group: int, dtype: torch.dtype):
+    i = cases.Inputs(7, dtype)
+    x = torch.cat((i.normal(40, 384), i.edges(40, 384), i.normal(3, 384, scale=1e-6)))
+    found, expected = moe._rounded(x, group), fake_fp8(x, group)
+    assert found.equal(expected)
+    assert torch.signbit(found).equal(torch.signbit(expected))
+    assert moe._rounded(x, 0) is x
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(1, 3), (40, 5), (700, 9)])
+def test_places_are_sorted_by_expert_and_padded(rows: int, experts: int):
+    """Each expert's places ascend; two experts are chosen by nobody, some places have none."""
+    chosen = cases.Inputs(8, torch.float32).integers(-1, experts, rows, 3)
+    chosen = torch.where((chosen == 0) | (chosen == experts - 2), -1, chosen)
+    tables = moe._sorted_places(chosen, experts, 16)
+    owners, places = tables.owners.tolist(), tables.places.view(-1, 16).tolist()
+    flat = chosen.flatten().tolist()
+    expected: list[tuple[int, list[int]]] = []
+    for expert in range(experts):
+        own = [place for place, e in enumerate(flat) if e == expert]
+        cut = [own[start : start + 16] for start in range(0, len(own), 16)]
+        expected += [(expert, part + [-1] * (16 - len(part))) for part in cut]
+    used = len(expected)
+    assert list(zip(owners, places, strict=True))[:used] == expected
+    assert owners[used:] == [-1] * (tables.tiles - used)
+
+
+def test_every_place_may_choose_another_expert():
+    """As many tiles as there can be."""
+    chosen = torch.arange(12).view(4, 3)
+    tables = moe._sorted_places(chosen, 12, 16)
+    assert tables.owners.tolist() == list(range(12))
+    full = moe._sorted_places(torch.zeros((16, 3), dtype=torch.int64), 1, 16)
+    assert full.owners.tolist() == [0, 0, 0, -1]
+
+
+def test_long_prompts_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch):
+    case = cases.build("moe", "stored_fp4", 7, torch.float32)
+    whole = moe.moe(*case.args, fixed_tile=True)
+    monkeypatch.setattr(moe, "MAX_ROWS", 3)
+    assert moe.moe(*case.args, fixed_tile=True).equal(whole)
+
+
+def test_halves_that_cut_a_block_are_refused():
+    case = cases.build("moe", "stored_fp8", 3, torch.float32)
+    args = list(case.args)
+    args[3] = stored_weight(cases.Inputs(9, torch.float32), "fp8", 5, 96, 96)
+    with pytest.raises(InternalError, match="cut a block of 32"):
+        moe.moe(*args)
 
 
 def test_many_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
