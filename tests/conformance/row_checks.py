@@ -54,10 +54,14 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
     return a.isnan().equal(b.isnan()) and as_bytes(a[numbers]).equal(as_bytes(b[numbers]))
 
 
+def memory(x: Tensor) -> Tensor:
+    """All numbers of the memory that the tensor is a part of."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
+
+
 def moved(x: Tensor, device: str) -> Tensor:
-    """The tensor there with its strides, whatever lies between its numbers."""
-    memory = x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
-    return memory.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+    """A copy there with the same strides, and all that lies between its numbers."""
+    return memory(x).to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def view_on(view: RecordView, device: str) -> RecordView:
@@ -147,7 +151,13 @@ def check_places(calls: Calls, device: str, name: str) -> None:
         places = (p.to(device) for p in (major, minor))
         calls["write_records"](target, *places, moved(x, device))
         for a, b in zip(tensors(target), tensors(view), strict=True):
+            # Also what lies between and beside the rows.
             assert as_bytes(a.cpu()).equal(as_bytes(b))
+            outside = memory(a).cpu()
+            outside.as_strided(b.shape, b.stride(), b.storage_offset()).fill_(1)
+            untouched = memory(cases.record_view(i, name, 5, 6).data).clone()
+            untouched.as_strided(b.shape, b.stride(), b.storage_offset()).fill_(1)
+            assert as_bytes(outside).equal(as_bytes(untouched))
     view = cases.record_view(i, name, 5, 6)
     target = view_on(view, device)
     row = i.normal(1, view.width).expand(9, -1)
