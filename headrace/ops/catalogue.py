@@ -113,9 +113,10 @@ def _triton(op: str) -> Implementation:
         triton.function(op),
         platforms=("cuda",),
         dtypes=("float32", "bfloat16"),
-        # Below the reference until its times on a card are known.
-        priority=-1,
-        why_lower="not measured on a card yet, only chosen by name",
+        # One way to add up, whatever the number of rows, but for those that have two.
+        batch_invariant=op not in triton.BY_ROWS,
+        invariant_on=("cuda",),
+        priority=2,
         tolerance=dict.fromkeys(("float32", "bfloat16"), 0.0)
         if op in _EXACT
         else {"float32": 1e-5, "bfloat16": 2e-2},
@@ -132,7 +133,7 @@ def _triton_invariant(op: str) -> Implementation:
         dtypes=("float32", "bfloat16"),
         batch_invariant=True,
         invariant_on=("cuda",),
-        priority=-2,
+        priority=1,
         why_lower="slower, only chosen for batch_invariant",
         tolerance={"float32": 1e-5, "bfloat16": 2e-2},
         probe=triton.missing,
