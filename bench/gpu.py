@@ -11,7 +11,8 @@ often they are called. `gpu.invariant.IMPLEMENTATION`: operators whose rows have
 same results in every batch here, in fp32 and bf16, on the cases of the conformance table, and those
 whose rows have not: what may be declared for this platform. `gpu.attention.IMPLEMENTATION.ROWS`:
 median seconds of the sparse attention of a released layer over FP4 records, bf16, and its largest
-difference to the reference. `--device cpu` tries the script out.
+difference to the reference. `gpu.OPERATOR.IMPLEMENTATION.ROWSxENTRIES`: those of the indexer's
+operators, bf16, FP4 keys. `--device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -245,6 +246,52 @@ def attention(card: Card) -> Iterator[Line]:
             }
 
 
+# Sequences, rows of each, blocks of 128 entries: one long context, and many of middle length.
+INDEXED = ((1, 6, 1024), (32, 6, 128))
+INDEX_HEADS, INDEX_WIDTH, CANDIDATE_BLOCK, CANDIDATE_BLOCKS = 32, 128, 8, 2048
+
+
+def indexer(card: Card) -> Iterator[Line]:
+    """Times of the indexer's operators at released sizes, by implementation, rows and entries."""
+    import torch
+
+    from headrace.ops.cases import Inputs, written_view
+    from headrace.ops.catalogue import IMPLEMENTATIONS
+    from headrace.ops.records import RecordView
+
+    device, i = card.platform.device, Inputs(1, torch.bfloat16)
+    written = written_view(i, "fp4_ue8m0_planar", 257, 128)
+    assert written.scales is not None
+    scales = written.scales.to(device)
+    view = RecordView(written.data.to(device), written.format, INDEX_WIDTH, scales=scales)
+    for sequences, each, blocks in INDEXED:
+        rows, n = sequences * each, 128 * (blocks if card.is_cuda else 4)
+        q, weights = i.normal(rows, INDEX_HEADS, INDEX_WIDTH), i.normal(rows, INDEX_HEADS)
+        table = i.integers(0, 256, sequences, n // 128).to(device)
+        visible = torch.full((rows,), n, device=device)
+        scores = i.normal(rows, n).to(device)
+        calls: dict[str, tuple[Any, ...]] = {
+            "entry_scores": (q.to(device), weights.to(device), view, table, visible),
+            "candidate_mask": (scores, visible, CANDIDATE_BLOCK, CANDIDATE_BLOCKS),
+            "select_top_k": (scores, TOP_K),
+        }
+        for impl in IMPLEMENTATIONS:
+            if impl.op not in calls or impl.name == "fixed_tile":
+                continue
+            if not {"*", card.platform.name}.intersection(impl.platforms):
+                continue
+            if not {"*", "bfloat16"}.intersection(impl.dtypes):
+                continue
+            times = []
+            for _ in range(8):
+                watch = card.platform.stopwatch()
+                impl.function(*calls[impl.op])
+                watch.stop()
+                times.append(watch.seconds())
+            name = f"gpu.{impl.op}.{impl.name}.{rows}x{n}"
+            yield {"name": name, "ours": round(median(times[3:]), 7), "unit": "s"}
+
+
 def main() -> int:
     """Command line; 1 where a figure failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -267,6 +314,7 @@ def main() -> int:
         *((f"decode.{count}", lambda count=count: run.decode(count)) for count in BATCHES),
         ("profile", run.profile),
         ("attention", lambda: attention(card)),
+        ("indexer", lambda: indexer(card)),
         ("invariant.reference", lambda: invariance(card, "reference")),
         ("invariant.fixed_tile", lambda: invariance(card, "fixed_tile")),
     ]
