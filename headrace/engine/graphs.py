@@ -80,6 +80,7 @@ class DecodeGraphs:
             ladder((1,), max_rows, max_rows),
             ladder((BLOCKS,), max_blocks, 4),
         )
+        self._recorder = platform.recorder()
         self._recorded: dict[Shape, tuple[_Inputs, Graph]] = {}
 
     def __len__(self) -> int:
@@ -106,7 +107,7 @@ class DecodeGraphs:
         inputs = _Inputs(self._platform, shape, tables)
         inputs.fill(batch, tables)
         # What it returns is not there yet: it was recorded, not run.
-        graph = self._platform.record(lambda: self._model.decode(inputs.on_device, self._cache))
+        graph = self._recorder.record(lambda: self._model.decode(inputs.on_device, self._cache))
         self._recorded[shape] = inputs, graph
         return inputs.wanted(batch, graph.replay())
 

@@ -7,6 +7,7 @@ from headrace.platforms.base import (
     Memory,
     Platform,
     Probe,
+    Recorder,
     Stopwatch,
 )
 from headrace.platforms.choose import choose_platform, platform_for
@@ -22,6 +23,7 @@ __all__ = [
     "Memory",
     "Platform",
     "Probe",
+    "Recorder",
     "Stopwatch",
     "choose_platform",
     "platform_for",

@@ -74,6 +74,17 @@ class Graph(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Makes graphs that share memory; keep all of them as long as one is used."""
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """Run `work` and make it a graph: it must do the same whatever its inputs hold.
+
+        The result of a replay holds until the next replay of any of them.
+        """
+        ...
+
+
 class Platform(Protocol):
     """One kind of device: where tensors live and what it can do."""
 
@@ -131,11 +142,8 @@ class Platform(Protocol):
         """Zeros on the host that can be sent to the device without waiting for it."""
         ...
 
-    def record(self, work: Callable[[], Tensor]) -> Graph:
-        """Run `work` and make it a graph: it must do the same whatever its inputs hold.
-
-        Graphs of a platform share memory: a result holds until the next one is replayed.
-        """
+    def recorder(self) -> Recorder:
+        """One for graphs that share memory and are never replayed at the same time."""
         ...
 
     def forbid_waits(self) -> AbstractContextManager[None]:

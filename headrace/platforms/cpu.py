@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from headrace.errors import InternalError, UnsupportedError
-from headrace.platforms.base import Capabilities, Fingerprint, Graph, Memory, Probe, Stopwatch
+from headrace.platforms.base import (
+    Capabilities,
+    Fingerprint,
+    Graph,
+    Memory,
+    Probe,
+    Recorder,
+    Stopwatch,
+)
 
 # (limit, usage) of the process' own cgroup as a container sees it.
 _CGROUP_MEMORY = (
@@ -141,9 +149,9 @@ class CpuPlatform:
         """Plain memory."""
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def record(self, work: Callable[[], Tensor]) -> Graph:
-        """Nothing is recorded: `work` is called each time."""
-        return _Calls(work)
+    def recorder(self) -> Recorder:
+        """One that records nothing: work is called each time."""
+        return _Caller()
 
     def forbid_waits(self) -> AbstractContextManager[None]:
         """Nothing waits here."""
@@ -164,6 +172,14 @@ class CpuPlatform:
             if colon:
                 pairs.setdefault(key.strip(), value.strip())
         return pairs
+
+
+class _Caller:
+    """Implements `Recorder`."""
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """Work that is called for every replay."""
+        return _Calls(work)
 
 
 class _Calls:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.errors import UnsupportedError
-from headrace.platforms.base import Capabilities, Fingerprint, Graph, Memory, Probe, Stopwatch
+from headrace.platforms.base import (
+    Capabilities,
+    Fingerprint,
+    Graph,
+    Memory,
+    Probe,
+    Recorder,
+    Stopwatch,
+)
 from headrace.platforms.cpu import CpuPlatform
 
 NO_CUDA_BUILD = (
@@ -34,7 +41,6 @@ class CudaPlatform:
     def __init__(self, index: int = 0, host: CpuPlatform | None = None) -> None:
         self._index = index
         self._host = CpuPlatform() if host is None else host
-        self._pool: Any = None  # of the memory of all graphs
 
     @property
     def name(self) -> str:
@@ -117,27 +123,9 @@ class CudaPlatform:
         """Pinned memory."""
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def record(self, work: Callable[[], Tensor]) -> Graph:
-        """A CUDA graph; `work` runs once before, so that kernels are compiled and libraries ready.
-
-        Other threads may use the card meanwhile.
-        """
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        device = torch.device(self.device)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            work()
-            stream.synchronize()
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                result = work()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        return _CudaGraph(graph, result)
+    def recorder(self) -> Recorder:
+        """Of CUDA graphs."""
+        return _CudaRecorder(torch.device(self.device))
 
     @contextmanager
     def forbid_waits(self) -> Iterator[None]:
@@ -148,6 +136,33 @@ class CudaPlatform:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
+
+
+class _CudaRecorder:
+    """Implements `Recorder`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Tensor]) -> Graph:
+        """A CUDA graph; `work` runs once before, so that kernels are compiled and libraries ready.
+
+        Other threads may use the card meanwhile.
+        """
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            work()
+            stream.synchronize()
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return _CudaGraph(graph, result)
 
 
 class _CudaGraph:

@@ -131,7 +131,7 @@ def check_places(calls: Calls, device: str, name: str) -> None:
     i = cases.Inputs(2, torch.float32)
     written = cases.written_view(i, name, 5, 6)
     there = view_on(written, device)
-    grid = torch.arange(24).view(2, 3, 4) % 4, torch.arange(24).view(2, 3, 4) % 6
+    grid = torch.arange(24).view(2, 3, 4) // 6, torch.arange(24).view(2, 3, 4) % 6
     shapes = [
         (torch.tensor(3), torch.tensor(2)),
         (torch.tensor([-2, -3]), torch.tensor([-1, 5])),

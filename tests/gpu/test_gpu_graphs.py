@@ -71,6 +71,9 @@ class Eager:
         self.device, self.host_buffer = card.device, card.host_buffer
         self.forbid_waits = card.forbid_waits
 
+    def recorder(self) -> Eager:
+        return self
+
     def record(self, work: Any) -> Graph:
         class Calls:
             replay = staticmethod(work)
