@@ -83,12 +83,8 @@ def weight_tile(
         return tl.load(codes + far * code_row + column, mask=inside, other=0.0).to(DTYPE)
     else:
         # COUNT scales a row, each for STEP columns, whose codes are WIDTH bytes.
-        if DEPTH % BLOCK_COLUMNS == 0:
-            STEP: tl.constexpr = BLOCK_COLUMNS
-        elif BLOCK_COLUMNS % DEPTH == 0:
-            STEP: tl.constexpr = DEPTH
-        else:
-            STEP: tl.constexpr = FORMAT
+        WHOLE: tl.constexpr = DEPTH if BLOCK_COLUMNS % DEPTH == 0 else FORMAT
+        STEP: tl.constexpr = BLOCK_COLUMNS if DEPTH % BLOCK_COLUMNS == 0 else WHOLE
         COUNT: tl.constexpr = DEPTH // STEP
         WIDTH: tl.constexpr = STEP // FORMAT
         byte = (start // FORMAT + tl.arange(0, COUNT * WIDTH))[None, :]
