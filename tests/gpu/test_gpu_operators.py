@@ -20,10 +20,12 @@ from tests.conformance.test_operators import (
     OWN_ERROR,
     OWN_ERROR_ACT_FP8,
     REFERENCE,
+    check_rows,
     error,
     in_fp64,
     outputs,
     result_dtype,
+    selections,
 )
 
 pytestmark = pytest.mark.gpu
@@ -80,6 +82,29 @@ def test_agrees_with_reference(card: Platform, rehearsed: bool, impl: Implementa
                 allowed = limit if e.is_floating_point() else 0.0
                 where = f"{variant}, result {number}, {rows} rows"
                 assert measured <= allowed, f"{where}: {measured:.3g} > {allowed:.3g}"
+
+
+INVARIANT = [
+    p
+    for p in TABLE
+    if p.values[0].batch_invariant and {"*", "cuda"}.intersection(p.values[0].invariant_on)
+]
+
+
+@pytest.mark.parametrize(("impl", "dtype"), INVARIANT)
+def test_declared_batch_invariance_holds(
+    card: Platform, rehearsed: bool, impl: Implementation, dtype: str
+):
+    """Bit for bit, also a row alone and 2,000 of them."""
+    reason = impl.probe() if impl.probe is not None else None
+    if reason or rehearsed:
+        pytest.skip(reason or "what adds up is the host's")
+    for variant in cases.CASES[impl.op]:
+        case = on_device(cases.build(impl.op, variant, 96, DTYPES[dtype]), card.device)
+        several = {**selections(96), "one": torch.tensor([57])}
+        if "released" not in variant:
+            several["many"] = torch.arange(96).repeat(21)[:2000]
+        check_rows(impl, case, several)
 
 
 def test_products_of_fp32_are_fp32(card: Platform):
