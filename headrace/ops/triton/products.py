@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 FIXED = Tile(32, 64, 64, 4, 3)
 # The first tile whose rows are enough, else the last.
-BY_ROWS = (Tile(16, 64, 128, 4, 3), FIXED, Tile(64, 64, 64, 4, 3), Tile(128, 128, 64, 8, 2))
+BY_ROWS = (Tile(16, 64, 128, 4, 3), FIXED, Tile(64, 64, 64, 4, 3), Tile(128, 128, 32, 8, 3))
 # fp32 is multiplied without tensor cores.
 FIXED_FP32 = Tile(16, 32, 32, 4, 2)
 BY_ROWS_FP32 = (FIXED_FP32, Tile(32, 32, 32, 4, 2))

@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.ops.stored_weights import StoredWeight, Weight, WeightFormat
 from headrace.ops.triton.records import e2m1_to_float, e4m3_to_float, ue8m0_to_float
 
+# How many numbers a byte holds.
 _FORMATS = {WeightFormat.FP8: 1, WeightFormat.FP4: 2}
 
 
@@ -75,40 +76,32 @@ def weight_tile(
     0 where not `known` [rows] and beyond `columns`. code_row and scale_row: strides of rows.
     """
     ROWS: tl.constexpr = row.shape[0]
-    column = start + tl.arange(0, DEPTH)
-    inside = known[:, None] & (column < columns)[None, :]
     far = row.to(tl.int64)[:, None]
     if FORMAT == 0:
-        place = far * code_row + column[None, :]
-        return tl.load(codes + place, mask=inside, other=0.0).to(DTYPE)
+        column = (start + tl.arange(0, DEPTH))[None, :]
+        inside = known[:, None] & (column < columns)
+        return tl.load(codes + far * code_row + column, mask=inside, other=0.0).to(DTYPE)
     else:
+        # COUNT scales a row, each for STEP columns, whose codes are WIDTH bytes.
+        WHOLE: tl.constexpr = DEPTH if BLOCK_COLUMNS % DEPTH == 0 else FORMAT
+        STEP: tl.constexpr = BLOCK_COLUMNS if DEPTH % BLOCK_COLUMNS == 0 else WHOLE
+        COUNT: tl.constexpr = DEPTH // STEP
+        WIDTH: tl.constexpr = STEP // FORMAT
+        byte = (start // FORMAT + tl.arange(0, COUNT * WIDTH))[None, :]
+        inside = known[:, None] & (byte < columns // FORMAT)
+        code = tl.load(codes + far * code_row + byte, mask=inside, other=0)
+        code = tl.reshape(code, (ROWS, COUNT, WIDTH)).to(tl.int32)
+        column = (start + tl.arange(0, COUNT) * STEP)[None, :]
+        inside = known[:, None] & (column < columns)
+        place = (far // BLOCK_ROWS) * scale_row + column // BLOCK_COLUMNS
+        scale = tl.load(scales + place, mask=inside, other=0).to(tl.int32)
+        scale = ue8m0_to_float(scale)[:, :, None]
         if FORMAT == 1:
-            code = tl.load(codes + far * code_row + column[None, :], mask=inside, other=0)
-            number = e4m3_to_float(code.to(tl.int32))
+            number = (e4m3_to_float(code) * scale).to(DTYPE)
         else:
-            byte = start // 2 + tl.arange(0, DEPTH // 2)
-            stored = known[:, None] & (byte < columns // 2)[None, :]
-            pair = tl.load(codes + far * code_row + byte[None, :], mask=stored, other=0)
-            code = tl.reshape(tl.join(pair & 15, pair >> 4), (ROWS, DEPTH))
-            number = e2m1_to_float(code.to(tl.int32))
-        # A whole number of scales a tile: each is loaded once.
-        if DEPTH % BLOCK_COLUMNS == 0:
-            COUNT: tl.constexpr = DEPTH // BLOCK_COLUMNS
-            block = start // BLOCK_COLUMNS + tl.arange(0, COUNT)
-            stored = known[:, None] & (block < columns // BLOCK_COLUMNS)[None, :]
-            place = (far // BLOCK_ROWS) * scale_row + block[None, :]
-            scale = ue8m0_to_float(tl.load(scales + place, mask=stored, other=0).to(tl.int32))
-            number = tl.reshape(number, (ROWS, COUNT, BLOCK_COLUMNS)) * scale[:, :, None]
-            number = tl.reshape(number, (ROWS, DEPTH))
-        elif BLOCK_COLUMNS % DEPTH == 0:
-            place = (far // BLOCK_ROWS) * scale_row + start // BLOCK_COLUMNS
-            scale = tl.load(scales + place, mask=known[:, None], other=0).to(tl.int32)
-            number = number * ue8m0_to_float(scale)
-        else:
-            place = (far // BLOCK_ROWS) * scale_row + column[None, :] // BLOCK_COLUMNS
-            scale = tl.load(scales + place, mask=inside, other=0).to(tl.int32)
-            number = number * ue8m0_to_float(scale)
-        return number.to(DTYPE)
+            even = (e2m1_to_float(code & 15) * scale).to(DTYPE)
+            number = tl.join(even, (e2m1_to_float(code >> 4) * scale).to(DTYPE))
+        return tl.reshape(number, (ROWS, DEPTH))
 
 
 def compute_dtype(*dtypes: torch.dtype) -> tl.dtype:
