@@ -25,6 +25,8 @@ from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
 from headrace.engine.llm import LLM
 from headrace.errors import InvalidRequest
 from headrace.recipe.tokenizer import Tokenizer
+from tests.bench_records import write_record
+from tests.json_judge import is_valid
 from tests.property.recipe.drawn_schemas import MISSING, drawn
 from tests.unit.engine.grammar.grammars import Schemas, schema
 
@@ -80,9 +82,9 @@ def check_answers(
             ends["contradictory"] += 1
         elif output.finish is FinishReason.STOP:
             ends["finished"] += 1
-            instance = json.loads(tokenizer.decode(output.token_ids[:-1]))
+            text = tokenizer.decode(output.token_ids[:-1])
             validator = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
-            assert validator.is_valid(instance), (value, output.text)
+            assert is_valid(validator, text), (value, text)
         else:
             assert output.finish is FinishReason.LENGTH, output.error
             ends["cut"] += 1
@@ -114,7 +116,8 @@ def test_finished_answers_are_valid_and_cut_ones_are_prefixes_sweep(
     tiny_dir: Path, model: str
 ) -> None:
     schemas = list(islice(Schemas(12), 1000))
-    print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, schemas))
+    ends = check_answers(model, tiny_dir, schemas)
+    write_record("grammar_schemas.jsonl", f"answers-{model}", schemas=len(schemas), **ends)
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -128,7 +131,8 @@ def test_answers_to_drawn_schemas_are_valid(tiny_dir: Path) -> None:
 def test_answers_to_drawn_schemas_are_valid_sweep(tiny_dir: Path) -> None:
     """The schemas of hypothesis-jsonschema, the random model, temperature 1."""
     schemas = drawn(1000)
-    print({"drawn": len(schemas)} | check_answers("tiny-8", tiny_dir, schemas, temperature=1.0))
+    ends = check_answers("tiny-8", tiny_dir, schemas, temperature=1.0)
+    write_record("grammar_schemas.jsonl", "answers-drawn", schemas=len(schemas), **ends)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
 from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
-from headrace.engine.grammar.json_numbers import NumberLimit, NumberStates
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
 
@@ -61,7 +60,6 @@ class LlguidanceBackend:
             slices=LLTokenizer.json_slices(),
         )
         self._eos_id = table.eos_id
-        self._numbers = NumberLimit(table.texts)
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ROW_ITEMS,
             step_max_items=MAX_STEP_ITEMS,
@@ -91,7 +89,7 @@ class LlguidanceBackend:
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
         if kind is GrammarKind.LARK:
             _check_ends(template, text)
-        return LlguidanceGrammar(template, json_schema, self._numbers)
+        return LlguidanceGrammar(template, json_schema)
 
     def serialise(self, grammar: Any) -> bytes | None:
         """None: llguidance has no format for compiled grammars."""
@@ -105,37 +103,30 @@ class LlguidanceBackend:
 class LlguidanceGrammar:
     """A matcher that stays at the start, to be copied."""
 
-    def __init__(self, template: LLMatcher, json_schema: str | None, numbers: NumberLimit) -> None:
+    def __init__(self, template: LLMatcher, json_schema: str | None) -> None:
         self._template = template
-        self._numbers = numbers
         self.json_schema = json_schema
 
     def matcher(self) -> LlguidanceMatcher:
         """A copy at the start."""
-        numbers = None if self.json_schema is None else NumberStates(self._numbers)
-        return LlguidanceMatcher(self._template.deep_copy(), numbers)
+        return LlguidanceMatcher(self._template.deep_copy())
 
 
 class LlguidanceMatcher:
     """One answer; see `BackendMatcher`."""
 
-    def __init__(self, matcher: LLMatcher, numbers: NumberStates | None) -> None:
+    def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._numbers = numbers
 
     def accept(self, tokens: Sequence[int]) -> None:
         """See `BackendMatcher.accept`."""
         if not self._matcher.consume_tokens(list(tokens)):
             raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.accept(tokens)
 
     def rollback(self, count: int) -> None:
         """See `BackendMatcher.rollback`."""
         if not self._matcher.rollback(count):
             raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.rollback(count)
 
     def fill_mask(self, words: MaskWords) -> None:
         """See `BackendMatcher.fill_mask`."""
@@ -143,8 +134,6 @@ class LlguidanceMatcher:
         # At a limit the library allows EOS alone, which would pass for a complete answer.
         if self._matcher.is_error():
             raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.restrict(words)
 
 
 class _Tokens:
