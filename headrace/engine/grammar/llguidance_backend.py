@@ -18,7 +18,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
-from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
+from headrace.engine.grammar.backend import MaskWords, MatcherBroken, MatcherFailed, TokenTable
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
 
@@ -38,6 +38,8 @@ _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
 # What the library says of a grammar without any complete text.
 _NO_END = "NoExtensionBias"
+# What it says of a token that its own mask did not have.
+_NOT_ALLOWED = "doesn't satisfy the grammar"
 _MAX_SEARCHED = 200  # rules that are searched for the one to blame
 _CIRCULAR = re.compile(r'at (\d+)\(\d+\): circular reference in token "(\w+)"')
 # The library follows rules by recursion: of some 2,000 in a row it would end the process.
@@ -121,7 +123,8 @@ class LlguidanceMatcher:
     def accept(self, tokens: Sequence[int]) -> None:
         """See `BackendMatcher.accept`."""
         if not self._matcher.consume_tokens(list(tokens)):
-            raise MatcherFailed(_first_line(self._matcher.get_error()))
+            reason = _first_line(self._matcher.get_error())
+            raise (MatcherBroken if _NOT_ALLOWED in reason else MatcherFailed)(reason)
 
     def rollback(self, count: int) -> None:
         """See `BackendMatcher.rollback`."""
