@@ -11,6 +11,7 @@ from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.errors import InvalidRequest
 from headrace.recipe.options import ConvertOptions, Level
 from headrace.recipe.protocols.convert import convert
+from headrace.recipe.protocols.form_fields import FormFields
 from tests.unit.recipe.grammars import accepts, matcher_of, tiny_codec, tiny_vocabulary
 
 CODEC = tiny_codec()
@@ -395,3 +396,21 @@ def test_tools_that_are_not_strict_never_fail_a_request() -> None:
     found = spec("chat", tools=tools)
     assert found is not None
     matcher_of(found, tiny_vocabulary())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "instead"), [("responses", "text.format"), ("messages", "output_config.format")]
+)
+@pytest.mark.parametrize("name", FormFields.__struct_fields__)
+def test_forms_in_the_words_of_another_protocol_are_refused(
+    protocol: str, instead: str, name: str
+) -> None:
+    for value in (SCHEMA, "[ab]", ["a"], {"type": "json_object"}, True, {}):
+        refused = error(protocol, **{name: value})
+        assert refused.param == name
+        assert refused.message.startswith(f"{name}: ") and instead in refused.message
+    for value in (
+        None,
+        {"guided_json_object": False, "response_format": {"type": "text"}}.get(name),
+    ):
+        assert spec(protocol, **{name: value}) is None
