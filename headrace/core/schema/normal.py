@@ -24,6 +24,8 @@ from headrace.errors import InvalidGrammar, InvalidRequest
 _REMEMBERED = 16
 # As in whole schemas: white space has an end.
 _JSON_OPTIONS = f'"x-guidance":{{"whitespace_pattern":"[ \\n\\r\\t]{{1,{MAX_JSON_SPACES}}}"}}'
+# A failure takes time by the length of the text.
+_MAX_UNREAD = 100
 _EMBEDDED = re.compile(r"%json[ \t\r\n]*(?=\{)")
 
 
@@ -43,7 +45,7 @@ def normal_spec(spec: GrammarSpec) -> GrammarSpec:
 def normal_lark(text: str, path: str) -> str:
     """A Lark text in llguidance's dialect. path: the field that holds it, `param` of errors."""
     parts: list[str] = []
-    end = 0
+    end = unread = 0
     for found in _EMBEDDED.finditer(text):
         start = found.end()
         if start < end:
@@ -51,7 +53,15 @@ def normal_lark(text: str, path: str) -> str:
         try:
             value, after = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            continue  # the library cannot read it either, or it is no schema: a literal, a comment
+            # The library cannot read it either, or it is no schema: a literal, a comment.
+            unread += 1
+            if unread > _MAX_UNREAD:
+                raise InvalidGrammar(
+                    f"{path}: more than {_MAX_UNREAD} places look like %json with a schema and "
+                    "are none.",
+                    param=path,
+                ) from None
+            continue
         schema = text[start:after]
         try:
             normal = _normal_text(value, "schema")

@@ -207,17 +207,21 @@ def _recursive(rules: dict[str, _Node], root: str) -> bool:
 
 
 def _check_ends(rules: dict[str, _Node], root: str) -> None:
-    """Refuse rules that always lead back to themselves, so that no text is complete."""
+    """Refuse rules that always lead back to themselves: an answer that gets there has no end."""
     ending: set[str] = set()
     for _ in rules:
         more = {name for name in rules.keys() - ending if _ends(rules[name], ending)}
         if not more:
             break
         ending |= more
-    if root in ending:
+    reached = [root]
+    for name in reached:  # grows on the way
+        reached += sorted(_names(rules[name]) - set(reached))
+    endless = [name for name in reached if name not in ending]
+    if not endless:
         return
     way: list[str] = []
-    name = root
+    name = endless[0]
     while name not in way:
         way.append(name)
         name = min(_names(rules[name]) - ending)

@@ -63,6 +63,7 @@ def test_a_translation_is_exact(
         ("root ::= root", "never ends: the rule `root`"),
         ('root ::= "x" a\na ::= b "y" | "z" b\nb ::= a', "never ends: the rule `a`"),
         ('root ::= ("a" root){1,3}', "never ends: the rule `root`"),
+        ('root ::= "a" | "b" trap\ntrap ::= "c" trap', "never ends: the rule `trap`"),
         ("root ::= " + "(" * 100 + '"a"' + ")" * 100, "levels of parentheses"),
         ("root ::= " + " ".join(['"' + "a" * 1000 + '"'] * 100), "too large"),
         ("\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(900)) + '\nr900 ::= "b"', "nested"),

@@ -33,3 +33,11 @@ def test_what_is_no_schema_stays_as_it_is() -> None:
 def test_a_schema_that_cannot_be_read_names_its_line() -> None:
     with pytest.raises(InvalidGrammar, match=r"^guided_grammar: %json in line 2"):
         normal_lark('start: x\nx: %json {"type": "nothing"}', "guided_grammar")
+
+
+def test_what_only_looks_like_schemas_is_limited() -> None:
+    few, many = (f"start: x\n// {'%json { ' * count}" for count in (100, 101))
+    assert normal_lark(few, "grammar") == few
+    with pytest.raises(InvalidGrammar, match="more than 100 places") as caught:
+        normal_lark(many, "guided_grammar")
+    assert caught.value.param == "guided_grammar"
