@@ -11,6 +11,7 @@ InvalidGrammar with the path of the keyword. Called by `engine/engine.py` and by
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +19,8 @@ from typing import Any, NoReturn
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind, GrammarSpec
 from headrace.core.schema.schema import check_schema_form
-from headrace.errors import InvalidGrammar, InvalidRequest
+from headrace.core.schema.tables import step
+from headrace.errors import InvalidGrammar
 
 # Texts may have a million characters.
 _REMEMBERED = 16
@@ -82,15 +84,13 @@ def _normal_text(value: Any, path: str) -> str:
         return check_schema_form(value, path).text()
     except UnicodeEncodeError:
         _fail("it holds a lone surrogate, which is not a character", path)
-    except InvalidGrammar:
-        raise
-    except InvalidRequest as error:
-        raise InvalidGrammar(error.message, param=error.param) from None
 
 
 def _decoded(text: str) -> Any:
     try:
-        return _DECODER.decode(text)
+        value = json.loads(text)
+        _check_numbers(value, "grammar")
+        return value
     except RecursionError:
         _fail("the JSON text is nested too deep", "grammar")
     except ValueError as error:
@@ -103,6 +103,18 @@ def _fail(problem: str, path: str) -> NoReturn:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _check_numbers(value: Any, path: str) -> None:
+    """Refuse NaN and infinity, which Python reads and JSON does not have, by their place."""
+    level = [(path, value)]
+    for place, inner in level:  # grows on the way
+        if isinstance(inner, dict):
+            level += [(f"{place}{step(key)}", entry) for key, entry in inner.items()]
+        elif isinstance(inner, list):
+            level += [(f"{place}[{number}]", entry) for number, entry in enumerate(inner)]
+        elif isinstance(inner, float) and not math.isfinite(inner):
+            _fail(f"{inner} is no number of JSON", place)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_number)

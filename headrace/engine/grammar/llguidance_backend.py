@@ -187,6 +187,11 @@ def _reason(kind: GrammarKind, error: str) -> str:
             f"The {kind} grammar cannot be compiled: it cannot be told whether any text meets a "
             "pattern together with another one, a format or a length; simplify one of them."
         )
+    if "Unsatisfiable schema" in reason and "Regex is empty" in reason:
+        return (
+            f"The {kind} grammar cannot be compiled: no text meets a pattern together with "
+            "another one, a format or a length beside it."
+        )
     circular = _CIRCULAR.search(reason)
     if circular is not None:
         return (

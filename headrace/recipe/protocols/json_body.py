@@ -124,7 +124,7 @@ def _unreadable(data: bytes, error: Exception) -> InvalidBody:
 
 
 def _faulty_field(data: bytes) -> tuple[str, str] | None:
-    """The first top-level field with a value that JSON cannot carry, and what is wrong with it.
+    """Path of the first value that JSON cannot carry, and what is wrong with it.
 
     None when something else is wrong with the body.
     """
@@ -133,14 +133,28 @@ def _faulty_field(data: bytes) -> tuple[str, str] | None:
         fields = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    for name, value in fields.items() if isinstance(fields, dict) else ():
-        shown = str(name).encode("utf-8", "replace").decode()
-        try:
-            json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError:
-            return shown, "text with a lone surrogate"
-        except ValueError:
-            return shown, "number out of range"
+    path, reason = "", _fault(fields) if isinstance(fields, dict) else None
+    if reason is None:
+        return None
+    while isinstance(fields, (dict, list)):
+        named = isinstance(fields, dict)
+        entries = fields.items() if isinstance(fields, dict) else enumerate(fields)
+        for name, value in entries:
+            if _fault({name: value} if named else value) is not None:
+                shown = str(name).encode("utf-8", "replace").decode()
+                path += f".{shown}" if named else f"[{shown}]"
+                fields = value if _fault(value) is not None else None  # else it is the name
+                break
+    return path.removeprefix("."), reason
+
+
+def _fault(value: Any) -> str | None:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "text with a lone surrogate"
+    except ValueError:
+        return "number out of range"
     return None
 
 

@@ -190,3 +190,11 @@ def test_random_rules_are_refused_exactly_if_one_never_ends() -> None:
         else:
             backend().compile(GrammarKind.LARK, text)
     assert 50 < refused < 250
+
+
+def test_contradictions_are_told_in_words() -> None:
+    schema = '{"type":"string","pattern":"^a{5}$","maxLength":3}'
+    with pytest.raises(InvalidGrammar) as caught:
+        backend().compile(GrammarKind.JSON_SCHEMA, schema)
+    assert "no text meets a pattern together with" in caught.value.message
+    assert "Regex" not in caught.value.message
