@@ -252,7 +252,7 @@ class Executor:
         drawing.stop()
         counts = verified.accepted + 1
         tokens, logprobs = verified.tokens, verified.logprobs
-        emitted = np.arange(tokens.size)
+        emitted = None  # all rows
         if counts.size < tokens.size:
             emitted = np.flatnonzero(sampling.place <= verified.accepted[sampling.owner])
             tokens = tokens[emitted]
@@ -292,16 +292,19 @@ class Executor:
         return self._grammars.masks(sampling.rows, drafts)
 
     def _mask_errors(
-        self, sampling: _Sampling, masks: Masks, emitted: Ints, tokens: npt.NDArray[Any]
+        self, sampling: _Sampling, masks: Masks, emitted: Ints | None, tokens: npt.NDArray[Any]
     ) -> dict[int, HeadraceError] | None:
         """Why nothing was drawn for rows with a grammar, by place in `tokens`.
 
-        emitted: int64 [n], which of the T rows the tokens [n] are of.
+        emitted: int64 [n], which of the T rows the tokens [n] are of; None: all.
         """
+        places = np.flatnonzero(tokens == NO_TOKEN_DRAWN).tolist()
+        if not places:
+            return None
         words = dict(zip(masks.index.tolist(), masks.words, strict=True))
         errors: dict[int, HeadraceError] = {}
-        for place in np.flatnonzero(tokens == NO_TOKEN_DRAWN).tolist():
-            at = int(emitted[place])
+        for place in places:
+            at = place if emitted is None else int(emitted[place])
             row = int(sampling.rows[sampling.owner[at]])
             error = self._grammars.error(row)
             if error is None and at in words:
