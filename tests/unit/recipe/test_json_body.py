@@ -76,7 +76,7 @@ def test_fields_that_nobody_reads_count_when_exact(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "reason"),
+    ("body", "path", "reason"),
     [
         (b'{"model":"m","a":{"b":[1,{"c":NaN}]}}', "a.b[1].c", "number out of range"),
         (b'{"model":"m","a":[[],[-1e999]]}', "a[1][0]", "number out of range"),
@@ -84,11 +84,11 @@ def test_fields_that_nobody_reads_count_when_exact(body: bytes) -> None:
         (b'{"model":"m","a":{"\\ud800":1}}', "a.?", "text with a lone surrogate"),
     ],
 )
-def test_what_json_cannot_carry_is_told_with_its_path(body: bytes, param: str, reason: str) -> None:
+def test_what_json_cannot_carry_is_told_with_its_path(body: bytes, path: str, reason: str) -> None:
     with pytest.raises(InvalidBody) as caught:
         decode_body(body, Wire)
-    assert caught.value.param == param
-    assert caught.value.message == f"invalid JSON request: {param}: {reason}"
+    assert caught.value.param == "a"
+    assert caught.value.message == f"invalid JSON request: a: {reason} at {path}"
 
 
 def test_depth_is_that_of_structure_not_of_text() -> None:
