@@ -173,3 +173,26 @@ class OutputError(HeadraceError):
 
     code = "output_error"
     exit_code = 4
+
+
+# --- errors that come as their code ----------------------------------------------------------
+
+# Only classes with a code of their own: the others share that of their base.
+_CLASS_OF_CODE = {
+    cls.code: cls
+    for cls in list(vars().values())
+    if isinstance(cls, type) and issubclass(cls, HeadraceError) and "code" in vars(cls)
+}
+
+
+def rebuild_error(
+    code: str, message: str, param: str | None = None, retry_after_s: float | None = None
+) -> HeadraceError:
+    """The error that another process or layer raised (unknown code: HeadraceError)."""
+    cls = _CLASS_OF_CODE.get(code, HeadraceError)
+    return cls(message, param=param, retry_after_s=retry_after_s)
+
+
+def is_refusal(code: str) -> bool:
+    """Whether an error of this code is the request's own, not one of headrace or the machine."""
+    return _CLASS_OF_CODE.get(code, HeadraceError).http_status < 500

@@ -45,10 +45,10 @@ from headrace.core.request import Request
 from headrace.errors import (
     EngineLost,
     HeadraceError,
-    InvalidGrammar,
     InvalidRequest,
     OutputError,
     Overloaded,
+    rebuild_error,
 )
 from headrace.recipe import Codec, Tokenizer
 from headrace.serve.model_card import read_note
@@ -229,8 +229,7 @@ def _answer_one(engine: GenerateEngine, prompt: PreparedPrompt, screen: Generate
             screen.answer(prompt.parser.push(chunk.text_tokens))
             if finish is FinishReason.ERROR:
                 error = chunk.error or "The request failed."
-                invalid = chunk.error_code == InvalidGrammar.code
-                raise InvalidGrammar(error) if invalid else HeadraceError(error)
+                raise rebuild_error(chunk.error_code or HeadraceError.code, error)
     screen.answer(prompt.parser.finish(stopped=finish is FinishReason.STOP))
     screen.answer_ended(finish is FinishReason.LENGTH)
     return 0

@@ -21,7 +21,7 @@ NOTHING_FITS = 1
 def memory(
     *,
     model: Path,
-    gpus: str,
+    gpus: Annotated[str, Parameter(allow_leading_hyphen=True)],
     weights: Literal["stored", "bfloat16", "float32"] = "stored",
     context: Integer = 8192,
     draft: Annotated[bool, Parameter(negative="--no-draft")] = True,

@@ -210,7 +210,10 @@ class PromptEncoder:
             "tools": wire.tools,
             "tool_choice": wire.tool_choice,
         }
-        request = convert_chat(msgspec.json.encode(body), self._codec.options(_MODEL))
+        request = convert_chat(
+            msgspec.json.encode(body),
+            self._codec.options(_MODEL, context_limit=self._max_model_len),
+        )
         check_supported(request)
         if form is not None:
             rules = request.rules or AnswerRules()

@@ -156,8 +156,10 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def drop(self, request_id: str, code: int, now: float) -> StepOutput | None:
-        """End all choices of a request with `code`; None: the id is unknown."""
+    def drop(
+        self, request_id: str, code: int, now: float, *, refused: bool = False
+    ) -> StepOutput | None:
+        """End all choices of a request with `code`; None: the id is unknown. refused: see `end`."""
         choices = self.requests.get(request_id)
         if choices is None:
             return None
@@ -166,7 +168,7 @@ class Admission:
         dropped = list(choices)
         lengths = [self._known_length(sequence) for sequence in dropped]
         for sequence in dropped:
-            self.end(sequence, code, now)
+            self.end(sequence, code, now, refused=refused)
         prompt_length = dropped[0].prompt_length
         return StepOutput(
             numbers=np.array([sequence.number for sequence in dropped], dtype=np.int64),
@@ -184,9 +186,9 @@ class Admission:
                 sequence.queued_s = now
                 self._queue(sequence)
 
-    def end(self, sequence: Sequence, code: int, now: float) -> None:
-        """A choice has ended: it holds nothing from now on."""
-        self._counters.ended(sequence, code, now)
+    def end(self, sequence: Sequence, code: int, now: float, *, refused: bool = False) -> None:
+        """A choice has ended: it holds nothing from now on. refused: the error is its own fault."""
+        self._counters.ended(sequence, code, now, refused=refused)
         if sequence.row:
             self._give_back(sequence.row, keep_cached=code != ERROR)
         else:

@@ -18,6 +18,7 @@ from headrace.engine.outputs import ERROR, LENGTH, RUNNING, STOP, Codes, StepOut
 from headrace.engine.plan import Flags, Ints, StepPlan, StepResult, selected
 from headrace.engine.stops import Ended
 from headrace.engine.tables import PREFILL, RequestTable
+from headrace.errors import is_refusal
 
 _NEVER = 2**62  # place of the end in a run that goes on
 
@@ -73,11 +74,12 @@ def commit_shares(
         position - table.prompt_length[rows],
         result.tokens.astype(np.int32, copy=False),
         np.zeros(rows.size, dtype=np.int8),
-        result.errors,
+        None,
         result.ended,
         result.logprobs,
         result.prompt_logprobs,
     )
+    output.put_errors(result.errors or {})
     finish(desk, output, rows, position, codes, now)
     return output
 
@@ -131,7 +133,8 @@ def finish(
         if code == ERROR and entry not in (output.errors or {}):
             text = f"The logits at position {position[entry] - 1} are not finite."
             output.errors = {**(output.errors or {}), entry: text}
-        desk.end(desk.table.sequence(int(rows[entry])), code, now)
+        refused = code == ERROR and is_refusal((output.error_codes or {}).get(entry, ""))
+        desk.end(desk.table.sequence(int(rows[entry])), code, now, refused=refused)
 
 
 def _drafts_of(table: RequestTable, rows: Ints, ending: Ints) -> dict[int, tuple[int, int]] | None:

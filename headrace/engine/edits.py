@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.grammar.backend import MaskWords
 from headrace.engine.grammar.rows import Masks
 from headrace.engine.penalties import TokenCounts
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
@@ -73,6 +74,27 @@ def edited(
     _ban_if_any_is_left(logits, [entry for entry in early if entry[0] in masked])
     _keep_allowed(logits, [entry for entry in entries if entry[1].allowed_ids is not None])
     return logits
+
+
+def list_leaving_nothing(words: MaskWords, edits: RowEdits, drawn: int) -> str | None:
+    """The list of a request that excludes all of a mask that has something; None: none does.
+
+    words: int32 [ceil(vocab / 32)]. drawn: tokens of the answer so far.
+    """
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    if not bits.any():
+        return None
+    if edits.banned_ids is not None:
+        bits[edits.banned_ids] = 0
+        if not bits.any():
+            return "banned_token_ids"
+    if drawn < edits.min_tokens:
+        others = bits.copy()
+        others[edits.stop_ids] = 0
+        bits = others if others.any() else bits
+    if edits.allowed_ids is not None and not bits[edits.allowed_ids].any():
+        return "allowed_token_ids"
+    return None
 
 
 def _penalise(logits: Tensor, entries: Sequence[_Entry], prefixes: Prefixes | None) -> None:

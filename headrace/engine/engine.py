@@ -244,7 +244,7 @@ class Engine:
                 self._scheduler.ready(request_id, GRAMMAR_EVENT, self._clock())
                 continue
             now = self._clock()
-            output = self._scheduler.fail(request_id, error.message, error.code, now)
+            output = self._scheduler.fail(request_id, error, now)
             if output is not None:
                 self._undelivered.append(output)
 

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from headrace.core.request import Request
+from headrace.engine.edits import list_leaving_nothing
+from headrace.engine.grammar.backend import MaskWords
 from headrace.engine.grammar.rows import GrammarRows, Masks
 from headrace.engine.grammar.states import StateGraph
 from headrace.engine.inputs import Shares, build_batch, last_rows
@@ -43,12 +45,7 @@ from headrace.engine.speculation.drafts import Drafter, DraftPool, DraftRequest
 from headrace.engine.speculation.verify import NO_DRAFT, Verified, VerifyRows, draft_picker, verify
 from headrace.engine.stops import EOS_ENDED
 from headrace.engine.tables import LEAST_TOKENS
-from headrace.errors import InternalError
-
-NOTHING_LEFT = (
-    "No token can be drawn: the logits are not finite, or banned_token_ids and allowed_token_ids "
-    "exclude every token that the grammar allows."
-)
+from headrace.errors import HeadraceError, InternalError, InvalidGrammar, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +252,13 @@ class Executor:
         drawing.stop()
         counts = verified.accepted + 1
         tokens, logprobs = verified.tokens, verified.logprobs
+        emitted = None  # all rows
         if counts.size < tokens.size:
             emitted = np.flatnonzero(sampling.place <= verified.accepted[sampling.owner])
             tokens = tokens[emitted]
             logprobs = None if logprobs is None else logprobs.at(emitted)
         ended = self._sampler.commit(sampling.rows, tokens, counts)
-        errors = None if masks is None else self._mask_errors(sampling.rows, counts, tokens)
+        errors = None if masks is None else self._mask_errors(sampling, masks, emitted, tokens)
         # The answer is complete, whatever min_tokens and ignore_eos say: more would not fit it.
         for place in self._grammars.commit(sampling.rows, counts, tokens):
             ended.setdefault(place, EOS_ENDED)
@@ -294,15 +292,46 @@ class Executor:
         return self._grammars.masks(sampling.rows, drafts)
 
     def _mask_errors(
-        self, rows: Ints, counts: Ints, tokens: npt.NDArray[Any]
-    ) -> dict[int, str] | None:
-        """Why nothing was drawn for rows with a grammar, by place in `tokens` [T]."""
-        owners = rows.repeat(counts)
-        return {
-            place: self._grammars.error(int(owners[place])) or NOTHING_LEFT
-            for place in np.flatnonzero(tokens == NO_TOKEN_DRAWN).tolist()
-            if self._grammars.has(int(owners[place]))
-        } or None
+        self, sampling: _Sampling, masks: Masks, emitted: Ints | None, tokens: npt.NDArray[Any]
+    ) -> dict[int, HeadraceError] | None:
+        """Why nothing was drawn for rows with a grammar, by place in `tokens`.
+
+        emitted: int64 [n], which of the T rows the tokens [n] are of; None: all.
+        """
+        places = np.flatnonzero(tokens == NO_TOKEN_DRAWN).tolist()
+        if not places:
+            return None
+        words = dict(zip(masks.index.tolist(), masks.words, strict=True))
+        errors: dict[int, HeadraceError] = {}
+        for place in places:
+            at = place if emitted is None else int(emitted[place])
+            row = int(sampling.rows[sampling.owner[at]])
+            error = self._grammars.error(row)
+            if error is None and at in words:
+                position = int(self._length[row] + sampling.place[at])
+                error = self._nothing_left(row, words[at], position)
+            if error is not None:
+                errors[place] = error
+        return errors or None
+
+    def _nothing_left(self, row: int, words: MaskWords, position: int) -> HeadraceError | None:
+        """Why a mask left nothing to draw at a position; None: the logits are to blame."""
+        if not words.any():
+            return InvalidGrammar(
+                "The grammar has led to a place where nothing can follow: no complete answer goes "
+                "on from here, or the grammar is too complex to tell.",
+                param="grammar",
+            )
+        edits = self._sampler.edits.get(row)
+        drawn = position - int(self._sampler.prompt_lengths[row])
+        name = None if edits is None else list_leaving_nothing(words, edits, drawn)
+        if name is None:
+            return None
+        return InvalidRequest(
+            f"{name} excludes every token that the grammar allows after {drawn} tokens of the "
+            "answer (its end is a token too); allow some of them, or leave one of the two out.",
+            param=name,
+        )
 
     def _verify(self, sampling: _Sampling, logits: Tensor, masks: Masks | None) -> Verified:
         rows, owner = sampling.rows, sampling.owner

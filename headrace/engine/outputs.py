@@ -61,6 +61,13 @@ class StepOutput:
     error_codes: Mapping[int, str] | None = None
     drafts: Mapping[int, tuple[int, int]] | None = None
 
+    def put_errors(self, errors: Mapping[int, HeadraceError]) -> None:
+        """Say why entries end with ERROR."""
+        if errors:
+            self.errors = {entry: error.message for entry, error in errors.items()}
+            codes = {entry: error.code for entry, error in errors.items()}
+            self.error_codes = {e: code for e, code in codes.items() if code != _INTERNAL} or None
+
     def __len__(self) -> int:
         return int(self.numbers.size)
 

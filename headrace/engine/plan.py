@@ -17,6 +17,7 @@ import numpy.typing as npt
 from headrace.core.output import TokenLogprobs
 from headrace.engine.logprob_rows import LogprobRows
 from headrace.engine.stops import Ended
+from headrace.errors import HeadraceError
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -142,7 +143,7 @@ class StepResult:
     ended: Mapping[int, Ended] | None = None
     logprobs: LogprobRows | None = None
     prompt_logprobs: Mapping[int, PromptRecords] | None = None
-    errors: Mapping[int, str] | None = None
+    errors: Mapping[int, HeadraceError] | None = None
     counts: Ints | None = None
     drafts: DraftReport | None = None
     forced: Ints | None = None

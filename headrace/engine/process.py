@@ -36,6 +36,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     Overloaded,
+    rebuild_error,
 )
 
 __all__ = ["EngineClient", "EngineInfo", "EngineState", "SupervisionConfig"]
@@ -344,9 +345,7 @@ class EngineClient:
         stream = self._streams.get(refused.request_id)
         if stream is not None:
             stream.fail(
-                wire.rebuild_error(
-                    refused.code, refused.message, refused.param, refused.retry_after_s
-                )
+                rebuild_error(refused.code, refused.message, refused.param, refused.retry_after_s)
             )
             self._forget(refused.request_id)
 
@@ -478,7 +477,7 @@ class EngineClient:
             if isinstance(event, wire.Ready):
                 return event.info
             if isinstance(event, wire.Failed):
-                raise wire.rebuild_error(event.code, event.message, event.param)
+                raise rebuild_error(event.code, event.message, event.param)
             if isinstance(event, wire.Progress) and progress is not None:
                 progress(event.done_bytes, event.total_bytes)
 

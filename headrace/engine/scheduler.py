@@ -37,7 +37,7 @@ from headrace.engine.sequence import NOT_AGED, NewRequest, Sequence
 from headrace.engine.speculation.controller import Controller
 from headrace.engine.stats import EngineStats
 from headrace.engine.tables import DECODE, PREFILL, DecodeSet
-from headrace.errors import InternalError
+from headrace.errors import HeadraceError, InternalError, is_refusal
 from headrace.kv.manager import KVManager
 from headrace.kv.resume import ResumeRules
 
@@ -132,12 +132,11 @@ class Scheduler:
         """Drop a request and free all it holds at once; its last entries, None if it is unknown."""
         return self._desk.drop(request_id, ABORT, now)
 
-    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
-        """`cancel` for a request that cannot go on; message and code: of the HeadraceError."""
-        output = self._desk.drop(request_id, ERROR, now)
+    def fail(self, request_id: str, error: HeadraceError, now: float) -> StepOutput | None:
+        """`cancel` for a request that cannot go on, and why."""
+        output = self._desk.drop(request_id, ERROR, now, refused=is_refusal(error.code))
         if output is not None:
-            output.errors = dict.fromkeys(range(len(output)), message)
-            output.error_codes = dict.fromkeys(range(len(output)), code)
+            output.put_errors(dict.fromkeys(range(len(output)), error))
         return output
 
     def preempt(self, request_id: str, now: float) -> None:
@@ -532,11 +531,13 @@ class Scheduler:
             position - decodes.prompt_length,
             tokens,
             decodes.running,
-            result.errors,
+            None,
             result.ended,
             result.logprobs,
             result.prompt_logprobs,
         )
+        if result.errors:
+            output.put_errors(result.errors)
         # A bytes search: any() costs three times as much, which shows with a single request.
         hit = b"\x01" in (tokens == decodes.stops).tobytes()
         if hit or decodes.limit_in <= 0 or result.ended or not decodes.started:

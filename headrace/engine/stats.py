@@ -24,7 +24,8 @@ class EngineStats:
     waiting_siblings: those of the waiting that lack blocks or rows, an external event, the prompt
     of their request), oldest_waiting_s (0 without one), free_blocks (cached ones included),
     total_blocks. Totals since the start: steps, computed_tokens (cache rows written, recomputed and
-    replayed ones included), drawn_tokens, preemptions, finished (all reasons), aborted, failed;
+    replayed ones included), drawn_tokens, preemptions, finished (all reasons), aborted, failed,
+    refused (both ended with an error, the latter because of what they asked for);
     admissions (again after a preemption) with the seconds spent in the queue; first tokens with the
     seconds from arrival to them; prefills and decodes that have ended with their seconds (from
     admission to the first token, and from there to the end); prefix_hit_tokens + prefix_miss_tokens
@@ -69,6 +70,7 @@ class EngineStats:
     accepted_drafts: tuple[int, ...] = ()
     predicted_drafts: tuple[float, ...] = ()
     forced_tokens: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class Counters:
     drafted_tokens: int = 0
     draft_rounds: int = 0
     forced_tokens: int = 0
+    refused: int = 0
     by_code: dict[int, int] = field(default_factory=dict)
 
     def admitted(self, sequence: Sequence, found: Resume, now: float) -> None:
@@ -133,8 +136,9 @@ class Counters:
         self.preemptions += 1
         sequence.queued_s = now
 
-    def ended(self, sequence: Sequence, code: int, now: float) -> None:
-        """A sequence ended."""
+    def ended(self, sequence: Sequence, code: int, now: float, *, refused: bool) -> None:
+        """A sequence ended. refused: with an error that is its own fault."""
+        self.refused += refused
         self.by_code[code] = self.by_code.get(code, 0) + 1
         if sequence.first_token_s >= 0:
             self.decodes += 1
@@ -166,7 +170,7 @@ class Counters:
             steps=steps,
             finished=sum(self.by_code.values()),
             aborted=self.by_code.get(ABORT, 0),
-            failed=self.by_code.get(ERROR, 0),
+            failed=self.by_code.get(ERROR, 0) - self.refused,
             waiting_blocks=causes[1],
             waiting_events=causes[2],
             waiting_siblings=causes[3],

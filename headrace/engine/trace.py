@@ -23,7 +23,7 @@ from headrace.engine.outputs import StepOutput
 from headrace.engine.plan import StepPlan, StepResult, Vote
 from headrace.engine.scheduler import NewRequest, RowHooks, Scheduler, SchedulerLimits
 from headrace.engine.stops import Ended
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError, rebuild_error
 from headrace.kv.manager import KVManager
 from headrace.kv.pool import BlockPool
 from headrace.kv.resume import ResumeRules
@@ -121,10 +121,10 @@ class RecordingScheduler(Scheduler):
             self._seen.output(output)
         return output
 
-    def fail(self, request_id: str, message: str, code: str, now: float) -> StepOutput | None:
+    def fail(self, request_id: str, error: HeadraceError, now: float) -> StepOutput | None:
         """See `Scheduler`."""
-        self._write(["fail", now, request_id, message, code])
-        output = super().fail(request_id, message, code, now)
+        self._write(["fail", now, request_id, error.message, error.code])
+        output = super().fail(request_id, error, now)
         if output is not None:
             self._seen.output(output)
         return output
@@ -209,6 +209,9 @@ class Replay:
             elif call == "enqueue":
                 scheduler.enqueue(_request(arguments[0]), now)
             else:
+                if call == "fail":
+                    request_id, message, code = arguments
+                    arguments = [request_id, rebuild_error(code, message)]
                 output = getattr(scheduler, call)(*arguments, now)
                 if output is not None:
                     seen.output(output)

@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from headrace import errors
 from headrace.config import EngineConfig
 from headrace.core.output import TokenLogprobs
 from headrace.core.request import Request
@@ -279,19 +278,3 @@ def _unpack_logprobs(rows: WireLogprobs) -> LogprobRows:
         top_logprobs=np.frombuffer(rows.top_logprobs, dtype="<f8").reshape(shape),
         top_counts=np.frombuffer(rows.top_counts, dtype="<i8"),
     )
-
-
-# Only classes with a code of their own: the others share that of their base.
-_CLASS_OF_CODE: Final[dict[str, type[HeadraceError]]] = {
-    cls.code: cls
-    for cls in vars(errors).values()
-    if isinstance(cls, type) and issubclass(cls, HeadraceError) and "code" in vars(cls)
-}
-
-
-def rebuild_error(
-    code: str, message: str, param: str | None = None, retry_after_s: float | None = None
-) -> HeadraceError:
-    """The error that the other process raised, as the same class (unknown code: HeadraceError)."""
-    cls = _CLASS_OF_CODE.get(code, HeadraceError)
-    return cls(message, param=param, retry_after_s=retry_after_s)

@@ -67,14 +67,20 @@ class Codec:
         return cls(tokenizer, bind(tokenizer, ids, special, ids.version), ids.version)
 
     def options(
-        self, model: str, *, default_thinking_mode: bool = True, max_messages: int = 4096
+        self,
+        model: str,
+        *,
+        default_thinking_mode: bool = True,
+        max_messages: int = 4096,
+        context_limit: int | None = None,
     ) -> ConvertOptions:
-        """Options to convert requests that name this checkpoint `model`."""
+        """Options to convert requests that name this checkpoint `model`; the others as there."""
         return ConvertOptions(
             default_thinking_mode=default_thinking_mode,
             max_messages=max_messages,
             model_versions={model: self.version},
             special=self.special,
+            context_limit=context_limit,
         )
 
     def encode(

@@ -56,7 +56,8 @@ class ConvertOptions:
     """Options of request -> conversation; the defaults are the official ones at level `clients`.
 
     strip_attribution: remove the changing attribution line that Claude Code puts into its system
-    prompt also where the official codec leaves it, so that prefixes stay cacheable.
+    prompt also where the official codec leaves it, so that prefixes stay cacheable. context_limit:
+    tokens of prompt and answer that the model takes, for errors; None: not known.
     """
 
     level: Level = Level.CLIENTS
@@ -70,6 +71,7 @@ class ConvertOptions:
     special: SpecialTokens = field(default_factory=SpecialTokens)
     strip_attribution: bool = False
     max_messages: int = 4096
+    context_limit: int | None = None
 
     @property
     def official(self) -> bool:

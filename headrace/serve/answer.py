@@ -16,8 +16,15 @@ from starlette.responses import Response
 
 from headrace.core.output import FinishReason, TokenChunk
 from headrace.core.request import Request
-from headrace.engine.wire import rebuild_error
-from headrace.errors import Cancelled, Draining, EngineLost, HeadraceError, InvalidGrammar
+from headrace.errors import (
+    Cancelled,
+    Draining,
+    EngineLost,
+    HeadraceError,
+    InvalidGrammar,
+    InvalidRequest,
+    rebuild_error,
+)
 from headrace.recipe.chunks import Chunk, DraftCounts, EngineFinish, Finish, Ready, Stopped, Tokens
 from headrace.recipe.converted import ConvertedRequest, Protocol
 from headrace.recipe.events.event import Event, sse_frame
@@ -166,6 +173,9 @@ class Answer:
         rules = self._prepared.converted.rules
         if isinstance(error, InvalidGrammar) and rules is not None:
             error.param = "tools" if rules.format is None else rules.format.path
+        elif isinstance(error, InvalidRequest) and error.param is None:
+            # Of all fields that the engine refuses while it draws, the only one of HTTP.
+            error.param = "allowed_token_ids"
         return error
 
     def _sign_of_life(self) -> bytes:

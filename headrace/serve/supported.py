@@ -17,6 +17,6 @@ def check_supported(request: ConvertedRequest) -> None:
     for message in request.conversation.messages:
         content = message.content
         if isinstance(content, PromptText) and content.images:
-            raise InvalidRequest(
-                "this server does not support images yet.", param=content.images[0].path or "image"
-            )
+            # Paths begin with a dot where texts of the official codec do.
+            path = content.images[0].path.lstrip(".") or "image"
+            raise InvalidRequest(f"{path}: this server does not support images yet.", param=path)

@@ -23,8 +23,10 @@ from headrace.core.schema.schema import check_schema_form
 from headrace.engine.grammar.backend import TokenTable
 from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
 from headrace.engine.llm import LLM
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidGrammar, InvalidRequest
 from headrace.recipe.tokenizer import Tokenizer
+from tests.bench_records import write_record
+from tests.json_judge import is_valid
 from tests.property.recipe.drawn_schemas import MISSING, drawn
 from tests.unit.engine.grammar.grammars import Schemas, schema
 
@@ -45,7 +47,7 @@ def opened(model: str, tiny_dir: Path, **changes: Any) -> Iterator[tuple[LLM, To
 
 def answers(
     model: str, tiny_dir: Path, schemas: list[dict[str, Any]], **changes: Any
-) -> tuple[list[RequestOutput], Tokenizer, TokenTable]:
+) -> list[RequestOutput]:
     """One answer per schema; every fourth is greedy, the others are seeded at temperature 1."""
     max_tokens, temperature = changes.pop("max_tokens", 60), changes.pop("temperature", None)
     with opened(model, tiny_dir, **changes) as (llm, tokenizer):
@@ -60,35 +62,54 @@ def answers(
             )
             for number, value in enumerate(schemas)
         ]
-        outputs = llm.generate(["Give an object:"] * len(schemas), params)
+        return llm.generate(["Give an object:"] * len(schemas), params)
+
+
+def library(model: str, tiny_dir: Path) -> tuple[LlguidanceBackend, Tokenizer]:
+    """The grammar library alone, over the vocabulary of a model."""
+    with opened(model, tiny_dir) as (llm, tokenizer):
         spec = llm.engine.spec
-        return outputs, tokenizer, TokenTable.of(tokenizer, spec.vocab_size, spec.eos_id)
+        return LlguidanceBackend(TokenTable.of(tokenizer, spec.vocab_size, spec.eos_id)), tokenizer
 
 
 def check_answers(
     model: str, tiny_dir: Path, schemas: list[dict[str, Any]], **changes: Any
 ) -> dict[str, int]:
     """Check one answer for each schema that the protocols take; how they ended."""
-    forms = [normal(value) for value in schemas]
-    kept = [(value, form) for value, form in zip(schemas, forms, strict=True) if form is not None]
-    outputs, tokenizer, table = answers(model, tiny_dir, [form for _, form in kept], **changes)
-    backend = LlguidanceBackend(table)
-    ends = {"refused": len(schemas) - len(kept), "contradictory": 0, "finished": 0, "cut": 0}
-    for (value, form), output in zip(kept, outputs, strict=True):
-        if output.finish is FinishReason.ERROR:
-            assert "grammar cannot be compiled" in (output.error or ""), (value, output.error)
+    backend, tokenizer = library(model, tiny_dir)
+    ends = {"refused": 0, "contradictory": 0, "finished": 0, "cut": 0}
+    kept = []
+    for value in schemas:
+        form = normal(value)
+        if form is None:
+            ends["refused"] += 1
+        elif not compiles(backend, form):
             ends["contradictory"] += 1
-        elif output.finish is FinishReason.STOP:
+        else:
+            kept.append((value, form))
+    outputs = answers(model, tiny_dir, [form for _, form in kept], **changes)
+    for (value, form), output in zip(kept, outputs, strict=True):
+        if output.finish is FinishReason.STOP:
             ends["finished"] += 1
-            instance = json.loads(tokenizer.decode(output.token_ids[:-1]))
+            text = tokenizer.decode(output.token_ids[:-1])
             validator = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
-            assert validator.is_valid(instance), (value, output.text)
+            assert is_valid(validator, text), (value, text)
         else:
             assert output.finish is FinishReason.LENGTH, output.error
             ends["cut"] += 1
             fresh = backend.compile(GrammarKind.JSON_SCHEMA, json.dumps(form)).matcher()
             fresh.accept(output.token_ids)  # a prefix of a valid answer
     return ends
+
+
+def compiles(backend: LlguidanceBackend, form: Any) -> bool:
+    """Whether the library takes a schema; False: no text fits all that it says."""
+    try:
+        backend.compile(GrammarKind.JSON_SCHEMA, json.dumps(form))
+    except InvalidGrammar as error:
+        assert "grammar cannot be compiled" in error.message, (form, error.message)
+        return False
+    return True
 
 
 def normal(value: dict[str, Any]) -> Any:
@@ -114,7 +135,8 @@ def test_finished_answers_are_valid_and_cut_ones_are_prefixes_sweep(
     tiny_dir: Path, model: str
 ) -> None:
     schemas = list(islice(Schemas(12), 1000))
-    print({"model": model, "schemas": 1000} | check_answers(model, tiny_dir, schemas))
+    ends = check_answers(model, tiny_dir, schemas)
+    write_record("grammar_schemas.jsonl", f"answers-{model}", schemas=len(schemas), **ends)
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -128,7 +150,8 @@ def test_answers_to_drawn_schemas_are_valid(tiny_dir: Path) -> None:
 def test_answers_to_drawn_schemas_are_valid_sweep(tiny_dir: Path) -> None:
     """The schemas of hypothesis-jsonschema, the random model, temperature 1."""
     schemas = drawn(1000)
-    print({"drawn": len(schemas)} | check_answers("tiny-8", tiny_dir, schemas, temperature=1.0))
+    ends = check_answers("tiny-8", tiny_dir, schemas, temperature=1.0)
+    write_record("grammar_schemas.jsonl", "answers-drawn", schemas=len(schemas), **ends)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +162,8 @@ def test_caches_and_jumps_change_no_token(tiny_dir: Path, changes: dict[str, Any
     """Greedy and seeded rows. The dtype makes rows of a step independent of their number."""
     schemas = list(islice(Schemas(21), 12))
     exact = {"dtype": "float64", "max_tokens": 24}
-    plain, _, _ = answers("tiny-8", tiny_dir, schemas, **exact, **changes)
-    default, _, _ = answers("tiny-8", tiny_dir, schemas, **exact)
+    plain = answers("tiny-8", tiny_dir, schemas, **exact, **changes)
+    default = answers("tiny-8", tiny_dir, schemas, **exact)
     assert [o.token_ids for o in default] == [o.token_ids for o in plain]
     assert [o.finish for o in default] == [o.finish for o in plain]
 

@@ -59,6 +59,9 @@ def test_400_invalid_field(server: LiveServer) -> None:
     message = check(server.chat(temperature="hot"), 400, "invalid_request_error", "temperature")
     assert message == "invalid request body: temperature: Expected float, got str"
     check(server.chat(max_tokens=-1), 400, "invalid_request_error", "max_tokens")
+    for wrong in (0, 1_000_000):  # the limit of this model, not that of the official codec
+        message = check(server.chat(max_tokens=wrong), 400, "invalid_request_error", "max_tokens")
+        assert message.endswith(f"the valid range of max_tokens is [1, {CONTEXT}]")
     check(server.chat(n=129), 400, "invalid_request_error", "n")
     check(server.chat(messages=[]), 400, "invalid_request_error", "messages")
 

@@ -424,7 +424,8 @@ def test_what_nobody_here_keeps_is_refused_by_name(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert word in error["message"], error
-    assert param in (error.get("param") or "")
+    assert (error.get("param") or "") == param
+    assert error["message"].startswith(param or "messages.0.content[0]: ")
     assert len(server.engine.requests) == before
 
 

@@ -277,3 +277,39 @@ def test_what_only_the_compiler_sees_is_a_400_with_its_field(served: Served) -> 
     assert (lark.status_code, lark.json()["error"]["param"]) == (400, "guided_grammar")
     # Others are not disturbed.
     assert served.chat(max_tokens=3).status_code == httpx.codes.OK
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes", "no"]},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "w", "schema": SCHEMA},
+            }
+        },
+        {"guided_grammar": 'start: "a" start | "b"'},
+        {"tools": [CHAT_TOOL], "tool_choice": NAMED},
+    ],
+)
+def test_ids_that_leave_nothing_of_a_form_are_a_400(
+    served: Served, fields: dict[str, Any], n: int, stream: bool
+) -> None:
+    before = failures(served)
+    response = served.chat(allowed_token_ids=[1], n=n, stream=stream, **OFF, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request_error", "allowed_token_ids")
+    assert error["message"].startswith("allowed_token_ids excludes every token")
+    assert failures(served) == before
+    assert served.chat(max_tokens=3).status_code == httpx.codes.OK
+
+
+def failures(served: Served) -> float:
+    """Failed requests by the engine's own count."""
+    text = httpx.get(f"{served.url}/metrics").text
+    [line] = [line for line in text.splitlines() if line.startswith("headrace_engine_failed_total")]
+    return float(line.split()[1])

@@ -11,6 +11,7 @@ InvalidGrammar with the path of the keyword. Called by `engine/engine.py` and by
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -18,12 +19,15 @@ from typing import Any, NoReturn
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind, GrammarSpec
 from headrace.core.schema.schema import check_schema_form
-from headrace.errors import InvalidGrammar, InvalidRequest
+from headrace.core.schema.tables import step
+from headrace.errors import InvalidGrammar
 
 # Texts may have a million characters.
 _REMEMBERED = 16
 # As in whole schemas: white space has an end.
 _JSON_OPTIONS = f'"x-guidance":{{"whitespace_pattern":"[ \\n\\r\\t]{{1,{MAX_JSON_SPACES}}}"}}'
+# A failure takes time by the length of the text.
+_MAX_UNREAD = 100
 _EMBEDDED = re.compile(r"%json[ \t\r\n]*(?=\{)")
 
 
@@ -43,7 +47,7 @@ def normal_spec(spec: GrammarSpec) -> GrammarSpec:
 def normal_lark(text: str, path: str) -> str:
     """A Lark text in llguidance's dialect. path: the field that holds it, `param` of errors."""
     parts: list[str] = []
-    end = 0
+    end = unread = 0
     for found in _EMBEDDED.finditer(text):
         start = found.end()
         if start < end:
@@ -51,7 +55,15 @@ def normal_lark(text: str, path: str) -> str:
         try:
             value, after = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            continue  # the library cannot read it either, or it is no schema: a literal, a comment
+            # The library cannot read it either, or it is no schema: a literal, a comment.
+            unread += 1
+            if unread > _MAX_UNREAD:
+                raise InvalidGrammar(
+                    f"{path}: more than {_MAX_UNREAD} places look like %json with a schema and "
+                    "are none.",
+                    param=path,
+                ) from None
+            continue
         schema = text[start:after]
         try:
             normal = _normal_text(value, "schema")
@@ -72,15 +84,13 @@ def _normal_text(value: Any, path: str) -> str:
         return check_schema_form(value, path).text()
     except UnicodeEncodeError:
         _fail("it holds a lone surrogate, which is not a character", path)
-    except InvalidGrammar:
-        raise
-    except InvalidRequest as error:
-        raise InvalidGrammar(error.message, param=error.param) from None
 
 
 def _decoded(text: str) -> Any:
     try:
-        return _DECODER.decode(text)
+        value = json.loads(text)
+        _check_numbers(value, "grammar")
+        return value
     except RecursionError:
         _fail("the JSON text is nested too deep", "grammar")
     except ValueError as error:
@@ -93,6 +103,18 @@ def _fail(problem: str, path: str) -> NoReturn:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _check_numbers(value: Any, path: str) -> None:
+    """Refuse NaN and infinity, which Python reads and JSON does not have, by their place."""
+    level = [(path, value)]
+    for place, inner in level:  # grows on the way
+        if isinstance(inner, dict):
+            level += [(f"{place}{step(key)}", entry) for key, entry in inner.items()]
+        elif isinstance(inner, list):
+            level += [(f"{place}[{number}]", entry) for number, entry in enumerate(inner)]
+        elif isinstance(inner, float) and not math.isfinite(inner):
+            _fail(f"{inner} is no number of JSON", place)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_number)

@@ -41,7 +41,7 @@ from headrace.core.schema.tables import (
     says_nothing,
     step,
 )
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidGrammar, InvalidRequest
 
 Schema = bool | dict[str, Any]
 _COMPACT = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
@@ -76,11 +76,18 @@ class SchemaForm:
 def check_schema_form(
     schema: Any, path: str, mode: Mode = Mode.PLAIN, *, close: bool = False
 ) -> SchemaForm:
-    """The normal form of a schema. Raises InvalidRequest whose `param` starts with `path`.
+    """The normal form of a schema. Raises InvalidGrammar whose `param` starts with `path`.
 
     close: every object needs all its properties and has no others, as strict schemas of the
     official codec do.
     """
+    try:
+        return _read(schema, path, mode, close)
+    except InvalidRequest as error:
+        raise InvalidGrammar(error.message, param=error.param) from None
+
+
+def _read(schema: Any, path: str, mode: Mode, close: bool) -> SchemaForm:
     reader = _Reader(Document(schema, path), mode, close)
     root = reader.node(schema, path, 0)
     if root is False:

@@ -28,6 +28,10 @@ class MatcherFailed(Exception):
     """A matcher met a limit of its library (states, items of one step) and cannot go on."""
 
 
+class MatcherBroken(MatcherFailed):
+    """A matcher got a token that it had not allowed: a bug, never the grammar's fault."""
+
+
 class BackendMatcher(Protocol):
     """One answer inside a grammar."""
 

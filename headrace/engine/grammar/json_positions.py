@@ -159,8 +159,8 @@ def _bare(at: Position, byte: int) -> Position | None:
         return _next(_after(at.frames), byte)
     tail = at.tail + bytes((byte,))
     if at.shape.kind is Kind.NUMBER and byte in _DIGITS and at.tail and at.tail[-1] in _DIGITS:
-        # 12 goes on like 1, but 0 unlike 10, except behind a point; those of exponents count.
-        tail = at.tail + b"1" if set(b"eE") & set(at.tail) else at.tail
+        # 12 goes on like 1, but 0 unlike 10, except behind a point.
+        tail = at.tail
     elif at.shape.kind is Kind.NUMBER and byte in _DIGITS:
         first_of_integer = not set(b".eE") & set(at.tail)
         tail = at.tail + (b"0" if byte == ord("0") and first_of_integer else b"1")

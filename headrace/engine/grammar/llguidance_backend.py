@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
-from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
-from headrace.engine.grammar.json_numbers import NumberLimit, NumberStates
+from headrace.engine.grammar.backend import MaskWords, MatcherBroken, MatcherFailed, TokenTable
+from headrace.engine.grammar.lark_rules import check_depth, check_ends, read_rules
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
 
@@ -35,17 +34,10 @@ MAX_STEP_ITEMS = 1_000_000
 MAX_LEXER_STATES = 50_000
 # Below the recursion limit of the library's JSON reader.
 MAX_SCHEMA_DEPTH = 100
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
-# What the library says of a grammar without any complete text.
-_NO_END = "NoExtensionBias"
-_MAX_SEARCHED = 200  # rules that are searched for the one to blame
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (?:(?:at )?(?:\d+\(\d+\)|EOF): )*")
+# What it says of a token that its own mask did not have.
+_NOT_ALLOWED = "doesn't satisfy the grammar"
 _CIRCULAR = re.compile(r'at (\d+)\(\d+\): circular reference in token "(\w+)"')
-# The library follows rules by recursion: of some 2,000 in a row it would end the process.
-MAX_RULE_DEPTH = 1_000
-_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_TOKEN_SET = re.compile(r"<\[(\^?)([0-9,\-\s]*)\]>")
 
 
 class LlguidanceBackend:
@@ -60,8 +52,7 @@ class LlguidanceBackend:
             eos_token=table.eos_id,
             slices=LLTokenizer.json_slices(),
         )
-        self._eos_id = table.eos_id
-        self._numbers = NumberLimit(table.texts)
+        self._table = table
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ROW_ITEMS,
             step_max_items=MAX_STEP_ITEMS,
@@ -71,7 +62,7 @@ class LlguidanceBackend:
 
     def compile(self, kind: GrammarKind, text: str) -> LlguidanceGrammar:
         """See `GrammarBackend.compile`."""
-        json_schema = None
+        json_schema = rules = None
         if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
             schema = schema_of(kind, text, MAX_SCHEMA_DEPTH)
             # Whoever writes a schema must not change the options of the library by it.
@@ -83,15 +74,16 @@ class LlguidanceBackend:
         elif kind is GrammarKind.CHOICE:
             lark = "start: " + " | ".join(map(_literal, choices_of(text)))
         else:
-            _check_token_sets(text, self._eos_id)
-            _check_rule_depth(text)
+            rules = read_rules(text)
+            _check_specials(rules.specials, self._table)
+            check_depth(rules)
             lark = text
         template = LLMatcher(self._tokenizer, lark + _OPTIONS, log_level=0, limits=self._limits)
         if template.is_error():
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
-        if kind is GrammarKind.LARK:
-            _check_ends(template, text)
-        return LlguidanceGrammar(template, json_schema, self._numbers)
+        if rules is not None:
+            check_ends(rules)
+        return LlguidanceGrammar(template, json_schema)
 
     def serialise(self, grammar: Any) -> bytes | None:
         """None: llguidance has no format for compiled grammars."""
@@ -105,37 +97,31 @@ class LlguidanceBackend:
 class LlguidanceGrammar:
     """A matcher that stays at the start, to be copied."""
 
-    def __init__(self, template: LLMatcher, json_schema: str | None, numbers: NumberLimit) -> None:
+    def __init__(self, template: LLMatcher, json_schema: str | None) -> None:
         self._template = template
-        self._numbers = numbers
         self.json_schema = json_schema
 
     def matcher(self) -> LlguidanceMatcher:
         """A copy at the start."""
-        numbers = None if self.json_schema is None else NumberStates(self._numbers)
-        return LlguidanceMatcher(self._template.deep_copy(), numbers)
+        return LlguidanceMatcher(self._template.deep_copy())
 
 
 class LlguidanceMatcher:
     """One answer; see `BackendMatcher`."""
 
-    def __init__(self, matcher: LLMatcher, numbers: NumberStates | None) -> None:
+    def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._numbers = numbers
 
     def accept(self, tokens: Sequence[int]) -> None:
         """See `BackendMatcher.accept`."""
         if not self._matcher.consume_tokens(list(tokens)):
-            raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.accept(tokens)
+            reason = _first_line(self._matcher.get_error())
+            raise (MatcherBroken if _NOT_ALLOWED in reason else MatcherFailed)(reason)
 
     def rollback(self, count: int) -> None:
         """See `BackendMatcher.rollback`."""
         if not self._matcher.rollback(count):
             raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.rollback(count)
 
     def fill_mask(self, words: MaskWords) -> None:
         """See `BackendMatcher.fill_mask`."""
@@ -143,8 +129,6 @@ class LlguidanceMatcher:
         # At a limit the library allows EOS alone, which would pass for a complete answer.
         if self._matcher.is_error():
             raise MatcherFailed(_first_line(self._matcher.get_error()))
-        if self._numbers is not None:
-            self._numbers.restrict(words)
 
 
 class _Tokens:
@@ -165,69 +149,29 @@ def _literal(choice: str) -> str:
     return json.dumps(choice, ensure_ascii=False)
 
 
-def _check_token_sets(text: str, eos_id: int) -> None:
-    """Raise InvalidGrammar where <[ids]> of a Lark text holds EOS, which ends every answer."""
-    for negated, ids in _TOKEN_SET.findall(_LITERAL.sub("", text)):
-        ranges = [part.partition("-") for part in ids.replace(" ", "").split(",") if part]
-        held = any(
-            int(first or 0) <= eos_id <= int(last or first or 0) for first, _, last in ranges
-        )
-        if held != bool(negated):
+def _check_specials(specials: Sequence[str], table: TokenTable) -> None:
+    """Raise InvalidGrammar where a token of a Lark text is, or may be, EOS, which ends answers."""
+    end = table.texts[table.eos_id].decode(errors="replace")
+    for special in specials:
+        if special == end or _holds(special, table.eos_id):
             raise InvalidGrammar(
-                f"The grammar names token {eos_id}, the end of the text, which ends an answer "
-                "wherever it may come: leave it out of <[...]>.",
+                f"The grammar names token {table.eos_id}, the end of the text, which ends an "
+                f"answer wherever it may come: leave it out of {special}.",
                 param="grammar",
             )
 
 
-def _check_rule_depth(text: str) -> None:
-    """Raise InvalidGrammar where rules of a Lark text lead to too many others in a row."""
-    parts = _RULE.split(_LITERAL.sub("", text))
-    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    seen: set[str] = set()
-    for root in ("start", *bodies):
-        way = [iter((root,))]
-        while way:
-            name = next(way[-1], None)
-            if name is None:
-                way.pop()
-            elif name in bodies and name not in seen:
-                seen.add(name)
-                way.append(iter(_NAME.findall(bodies[name])))
-            if len(way) > MAX_RULE_DEPTH:
-                raise InvalidGrammar(
-                    f"The grammar leads through more than {MAX_RULE_DEPTH} rules in a row.",
-                    param="grammar",
-                )
-
-
-def _check_ends(template: LLMatcher, text: str) -> None:
-    """Raise InvalidGrammar where the rules of a Lark text lead around for ever, by their name."""
-    copy = template.deep_copy()
-    copy.compute_bitmask()
-    if not copy.is_error() or _NO_END not in copy.get_error():
-        return
-    parts = _RULE.split(_LITERAL.sub("", text))
-    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    inner = {name: set(_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
-    for name in list(_reached("start", inner))[:_MAX_SEARCHED]:
-        if any(name in _reached(entry, inner) for entry in inner.get(name, ())):
-            raise InvalidGrammar(
-                f"The lark grammar allows no answer: the rule `{name}` always leads back to "
-                "itself; give it an alternative that ends.",
-                param="grammar",
-            )
-
-
-def _reached(start: str, inner: dict[str, set[str]]) -> dict[str, None]:
-    """The rules that a rule leads to, the near ones first, and itself."""
-    found = {start: None}
-    waiting = deque(found)
-    while waiting:
-        new = sorted(inner.get(waiting.popleft(), set()) - found.keys())
-        found |= dict.fromkeys(new)
-        waiting += new
-    return found
+def _holds(special: str, token: int) -> bool:
+    """Whether <[ids]>, <[^ids]> or <[*]> holds a token."""
+    ids = special[2:-2] if special.startswith("<[") and special.endswith("]>") else ""
+    negated = ids.startswith("^")
+    ranges = [part.partition("-") for part in ids.lstrip("^").replace(" ", "").split(",") if part]
+    held = any(
+        first == "*" or (first.isdigit() and int(first) <= token <= int(last or first))
+        for first, _, last in ranges
+        if not last or last.isdigit()
+    )
+    return bool(ranges) and held != negated
 
 
 def _first_line(text: str) -> str:
@@ -243,15 +187,24 @@ def _reason(kind: GrammarKind, error: str) -> str:
             f"The {kind} grammar cannot be compiled: it cannot be told whether any text meets a "
             "pattern together with another one, a format or a length; simplify one of them."
         )
+    if "Unsatisfiable schema" in reason and "Regex is empty" in reason:
+        return (
+            f"The {kind} grammar cannot be compiled: no text meets a pattern together with "
+            "another one, a format or a length beside it."
+        )
     circular = _CIRCULAR.search(reason)
     if circular is not None:
         return (
             f"The lark grammar cannot be compiled: line {circular[1]}: the terminal "
             f"`{circular[2]}` contains itself; only rules, whose names are in lower case, can."
         )
-    if kind is not GrammarKind.LARK:
-        # Lines and columns of a text that the user has never seen.
-        reason = _PLACE.sub("", reason)
+    # Lines and columns are of a text that the user has never seen, but for Lark.
+    place = _PLACE.match(reason) if kind is GrammarKind.LARK else None
+    reason = _PLACE.sub("", reason)
+    if reason == "lexer error":
+        reason = "nothing that a grammar may hold begins here; rules are written `name: ...`"
+    if place is not None:
+        reason = f"line {place[1]}, column {place[2]}: {reason}"
     if kind is GrammarKind.REGEX:
         marked = re.search(r"^\s*error: (.*)$", error, re.MULTILINE)
         reason = marked[1] if marked else reason

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.grammar import GrammarSpec
-from headrace.engine.grammar.backend import MaskWords, MatcherFailed
+from headrace.engine.grammar.backend import MaskWords, MatcherBroken, MatcherFailed
 from headrace.engine.grammar.matcher import Matcher
 from headrace.engine.grammar.states import NOT_FORCED, StateGraph
+from headrace.errors import HeadraceError, InternalError, InvalidGrammar
 
 Ids = npt.NDArray[np.int64]
 
@@ -40,7 +41,7 @@ class GrammarRows:
     def __init__(self, vocab_size: int) -> None:
         self._num_words = (vocab_size + 31) // 32
         self._matchers: dict[int, Matcher] = {}
-        self._errors: dict[int, str] = {}
+        self._errors: dict[int, HeadraceError] = {}
 
     def __len__(self) -> int:
         return len(self._matchers) + len(self._errors)
@@ -51,7 +52,7 @@ class GrammarRows:
         try:
             for token in output:
                 if not matcher.accept(int(token)):
-                    raise MatcherFailed(f"token {token} of the answer does not fit it")
+                    raise MatcherBroken(f"token {token} of the answer does not fit it")
         except MatcherFailed as error:
             self._fail(row, error)
         else:
@@ -62,8 +63,11 @@ class GrammarRows:
         self._matchers.pop(row, None)
         self._errors.pop(row, None)
 
-    def error(self, row: int) -> str | None:
-        """Why nothing can be drawn for a row; None: nothing is wrong."""
+    def error(self, row: int) -> HeadraceError | None:
+        """Why nothing can be drawn for a row; None: nothing is wrong.
+
+        InvalidGrammar at a limit that the grammar exceeds, InternalError for a bug.
+        """
         return self._errors.get(row)
 
     def has(self, row: int) -> bool:
@@ -175,7 +179,7 @@ class GrammarRows:
         try:
             for place, token in enumerate(tokens):
                 if token >= 0 and not matcher.accept(token):
-                    raise MatcherFailed(f"token {token} was drawn although it was masked")
+                    raise MatcherBroken(f"token {token} was drawn although it was masked")
                 if matcher.ended:
                     return place
         except MatcherFailed as error:
@@ -184,4 +188,7 @@ class GrammarRows:
 
     def _fail(self, row: int, error: MatcherFailed) -> None:
         self._matchers.pop(row, None)
-        self._errors[row] = f"The grammar of the answer cannot be followed any further: {error}."
+        broken = isinstance(error, MatcherBroken)
+        self._errors[row] = (InternalError if broken else InvalidGrammar)(
+            f"The grammar of the answer cannot be followed any further: {error}.", param="grammar"
+        )

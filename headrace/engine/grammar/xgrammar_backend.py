@@ -15,7 +15,7 @@ from typing import Any
 import xgrammar
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
-from headrace.engine.grammar.backend import MaskWords, MatcherFailed, TokenTable
+from headrace.engine.grammar.backend import MaskWords, MatcherBroken, TokenTable
 from headrace.engine.grammar.text import choices_of, schema_of
 from headrace.errors import InvalidGrammar
 
@@ -103,7 +103,7 @@ class XgrammarMatcher:
         """See `BackendMatcher.accept`."""
         for token in tokens:
             if not self._matcher.accept_token(token):
-                raise MatcherFailed(f"token {token} was refused although the mask allowed it")
+                raise MatcherBroken(f"token {token} was refused although the mask allowed it")
 
     def rollback(self, count: int) -> None:
         """See `BackendMatcher.rollback`."""

@@ -9,8 +9,12 @@ signature. At level `clients` a complete response never holds a call that was cu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec import Raw
 
 from headrace.errors import HeadraceError
 from headrace.recipe.events.call_ids import new_call_id
@@ -86,6 +90,7 @@ class MessagesWriter:
         self._cut = False
         # clients: one-call. The model can ask again.
         self._one_call = not settings.parallel_tool_calls and not context.official
+        self._official = context.official
         self._reasoned = False
         self._finish: AnswerFinish | None = None
 
@@ -233,12 +238,21 @@ class MessagesWriter:
         whole = dict(block.start)
         text = joined(block.parts)
         if block.kind is CallNamed:
-            whole["input"] = parse_arguments(text) or {}
+            whole["input"] = self._input(text)
         else:
             whole[_FIELDS[block.kind][0]] = text
         if block.kind is Reasoning and block is not self._open:
             whole["signature"] = self._signature
         return whole
+
+    def _input(self, text: str) -> dict[str, Any] | Raw:
+        value = parse_arguments(text)
+        if value is None and not self._official:
+            # clients: far-numbers. Arguments fit their schema as they are written.
+            with suppress(msgspec.MsgspecError):
+                msgspec.json.decode(text, type=dict[str, Raw])
+                return Raw(text.encode())
+        return value or {}
 
 
 def _event(kind: str, **fields: Any) -> Event:

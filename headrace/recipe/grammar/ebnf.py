@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from headrace.core.schema.regex import RegexError, literal_regex, normal_regex
@@ -57,14 +58,13 @@ def is_gbnf(text: str) -> bool:
 def translate(text: str) -> tuple[bool, str]:
     """(whether it is a regular expression, the translation)."""
     try:
-        rules = _Parser(_tokens(text)).rules()
+        parser = _Parser(_tokens(text))
+        rules = parser.rules()
         root = "root" if "root" in rules else next(iter(rules))
-        if _recursive(rules, root):
+        if _recursive(rules, root, parser.used):
             _check_ends(rules, root)
             return False, _lark(rules, root)
         return True, _checked(_expression(rules, rules[root], {}))
-    except RegexError as error:
-        raise GrammarError(f"has a character set that {error}") from None
     except RecursionError:
         raise GrammarError("has rules that are nested too deeply") from None
 
@@ -90,6 +90,7 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._level = 0
+        self.used: dict[str, int] = {}  # names in rules, and the line where each stands first
 
     def rules(self) -> dict[str, _Node]:
         rules: dict[str, _Node] = {}
@@ -147,12 +148,12 @@ class _Parser:
         self._at += 1
         match token.kind:
             case "name":
+                self.used.setdefault(token.text, token.line)
                 return _Node("rule", token.text)
             case "text":
-                return _Node("text", _ESCAPE.sub(_escaped, token.text[1:-1]))
+                return _Node("text", _ESCAPE.sub(partial(_escaped, token.line), token.text[1:-1]))
             case "set":
-                text = re.sub(r"\\U([0-9A-Fa-f]{8})", _code_point, token.text)
-                return _Node("set", normal_regex(text, whole=True))
+                return _Node("set", _character_set(token))
         if token.text == ".":
             return _Node("set", written(DOT))
         if token.text != "(":
@@ -168,12 +169,22 @@ class _Parser:
         return node
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _character_set(token: _Token) -> str:
+    try:
+        text = re.sub(r"\\U([0-9A-Fa-f]{8})", _code_point, token.text)
+        return normal_regex(text, whole=True)
+    except RegexError as error:
+        raise GrammarError(
+            f"cannot be read in line {token.line}: the character set {token.text} {error}"
+        ) from None
+
+
+def _escaped(line: int, match: re.Match[str]) -> str:
     digits = match[1] or match[2] or match[3]
     if digits:
         code = int(digits, 16)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise GrammarError("holds an escape that is no character")
+            raise GrammarError(f"cannot be read in line {line}: {match[0]} is no character")
         return chr(code)
     return _ESCAPES.get(match[4], match[4])
 
@@ -182,8 +193,8 @@ def _code_point(match: re.Match[str]) -> str:
     return f"\\u{{{int(match[1], 16):x}}}"
 
 
-def _recursive(rules: dict[str, _Node], root: str) -> bool:
-    """Whether a rule that the answer needs contains itself. Raises for names without a rule."""
+def _recursive(rules: dict[str, _Node], root: str, lines: dict[str, int]) -> bool:
+    """Whether a rule that the answer needs contains itself. lines: where names stand."""
     done: set[str] = set()
     path: dict[str, None] = {}
     waiting: list[tuple[str, bool]] = [(root, False)]
@@ -197,7 +208,7 @@ def _recursive(rules: dict[str, _Node], root: str) -> bool:
         if name in done or name in path:
             continue
         if name not in rules:
-            raise GrammarError(f"has no rule for the name `{name}`")
+            raise GrammarError(f"cannot be read in line {lines[name]}: there is no rule `{name}`")
         path[name] = None
         waiting.append((name, True))
         for inner in _names(rules[name]):
@@ -207,17 +218,21 @@ def _recursive(rules: dict[str, _Node], root: str) -> bool:
 
 
 def _check_ends(rules: dict[str, _Node], root: str) -> None:
-    """Refuse rules that always lead back to themselves, so that no text is complete."""
+    """Refuse rules that always lead back to themselves: an answer that gets there has no end."""
     ending: set[str] = set()
     for _ in rules:
         more = {name for name in rules.keys() - ending if _ends(rules[name], ending)}
         if not more:
             break
         ending |= more
-    if root in ending:
+    reached = [root]
+    for name in reached:  # grows on the way
+        reached += sorted(_names(rules[name]) - set(reached))
+    endless = [name for name in reached if name not in ending]
+    if not endless:
         return
     way: list[str] = []
-    name = root
+    name = endless[0]
     while name not in way:
         way.append(name)
         name = min(_names(rules[name]) - ending)

@@ -18,7 +18,7 @@ from headrace.core.schema.normal import normal_lark
 from headrace.core.schema.regex import RegexError, normal_regex
 from headrace.core.schema.schema import check_schema_form
 from headrace.core.schema.tables import Mode
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidGrammar, InvalidRequest
 from headrace.recipe.grammar.ebnf import GrammarError, is_gbnf, translate
 from headrace.recipe.grammar.tool_rules import ToolRules
 
@@ -81,7 +81,7 @@ def regex_rule(pattern: Any, path: str) -> FormatRule:
     try:
         return FormatRule(GrammarKind.REGEX, normal_regex(pattern, whole=True), path)
     except RegexError as error:
-        _fail(path, f"the expression {error}")
+        _refuse(path, f"the expression {error}")
 
 
 def choice_rule(choices: Any, path: str) -> FormatRule:
@@ -102,18 +102,23 @@ def grammar_rule(grammar: Any, path: str) -> FormatRule:
     _check_size(grammar, path)
     if not is_gbnf(grammar):
         if _LARK_OPTIONS.search(grammar):
-            _fail(path, "cannot set options of the grammar engine (`%llguidance`)")
+            _refuse(path, "cannot set options of the grammar engine (`%llguidance`)")
         return FormatRule(GrammarKind.LARK, normal_lark(grammar, path), path)
     try:
         regular, text = translate(grammar)
     except GrammarError as error:
-        _fail(path, f"the grammar {error}")
+        _refuse(path, f"the grammar {error}")
     return FormatRule(GrammarKind.REGEX if regular else GrammarKind.LARK, text, path)
 
 
 def _check_size(text: str, path: str) -> None:
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        _fail(path, f"has {len(text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are allowed")
+        _refuse(path, f"has {len(text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are allowed")
+
+
+def _refuse(path: str, problem: str) -> NoReturn:
+    """What the field holds is no grammar, or none that can be enforced."""
+    raise InvalidGrammar(f"{path}: {problem}.", param=path)
 
 
 def _fail(path: str, problem: str) -> NoReturn:
@@ -127,8 +132,8 @@ def _guided_json(value: Any, path: str) -> FormatRule:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            _fail(path, "is not the text of a JSON schema")
+        except (msgspec.DecodeError, RecursionError) as error:
+            _refuse(path, f"is not the text of a JSON schema: {error}")
     return schema_rule(value, path)
 
 

@@ -18,7 +18,7 @@ from headrace.core.schema.regex_classes import ANY
 from headrace.core.schema.schema import Schema, SchemaForm, check_schema_form
 from headrace.core.schema.sizes import ALL_TYPES, types_of
 from headrace.core.schema.tables import Mode, step
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidGrammar
 from headrace.recipe.conversation import ToolDefinition
 
 # What would end the attribute that holds a name, or be read as something else.
@@ -76,7 +76,7 @@ class ToolRules:
 def tool_rule(tool: ToolDefinition, schema: Any, *, close: bool = False) -> ToolRule:
     """The rule of a tool. schema: as the client wrote it. close: see `check_schema_form`.
 
-    Raises InvalidRequest only for strict tools, and for what is too large or no schema.
+    Raises InvalidGrammar only for strict tools, and for what is too large or no schema.
     """
     strict = bool(tool.strict)
     path = tool.path or f"tools.{tool.name}"
@@ -115,7 +115,7 @@ def _check_top(top: dict[str, Any], path: str) -> None:
 
 
 def _fail(path: str, problem: str) -> NoReturn:
-    raise InvalidRequest(f"{path}: {problem}.", param=path)
+    raise InvalidGrammar(f"{path}: {problem}.", param=path)
 
 
 def _named(top: dict[str, Any], path: str, strict: bool) -> dict[str, Schema]:

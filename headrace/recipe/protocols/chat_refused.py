@@ -1,7 +1,7 @@
 """Fields of Chat Completions without which an answer would be wrong, and that nobody here honours.
 
 Contract: a field listed here is accepted only with a value that asks for nothing; any other value
-is refused with its name. Wishes (`verbosity`, `modalities`, `web_search_options`, `best_of` ...)
+is refused with its name. Wishes (`verbosity`, `modalities`, `web_search_options` ...)
 and unknown fields are ignored. Level `official` ignores them all; rows leave this table as features
 arrive. Called by `chat.py`.
 """
@@ -24,6 +24,11 @@ class Refused:
 
 
 REFUSED: dict[str, Refused] = {
+    "best_of": Refused("every choice that is computed is returned; ask for them by n", (1,)),
+    "guided_whitespace_pattern": Refused(
+        "white space between the parts of JSON is free up to 32 characters; for another rule "
+        "describe the whole answer by guided_regex or guided_grammar"
+    ),
     "prompt_logprobs": Refused(
         "this server does not return log probabilities of the prompt; `LLM.generate` does"
     ),

@@ -37,6 +37,7 @@ from headrace.recipe.protocols.tools import (
     output_constraint,
     settle_tools,
     tool_rules,
+    unknown_tool,
 )
 
 # Bytes, whether they are `functions`, prompt format, level.
@@ -301,11 +302,7 @@ def _settle(
         # clients: allowed-tools. Like a named choice it leaves only those in the prompt.
         unknown = allowed - {tool.name for tool in tools}
         if unknown:
-            raise InvalidRequest(
-                f"Invalid value for 'tool_call': no function named '{min(unknown)}' was specified "
-                "in the 'tools' parameter.",
-                param="tool_choice",
-            )
+            raise unknown_tool(min(unknown), options)
         tools = tuple(tool for tool in tools if tool.name in allowed)
     kept, kind = settle_tools(tools, choice, thinking=thinking, options=options)
     written = kept

@@ -394,6 +394,8 @@ class ClientRequest(_Common, kw_only=True):
     guided_json_object: Any = None
     structured_outputs: Any = None
 
+    guided_whitespace_pattern: Any = None
+    best_of: Any = None
     prompt_logprobs: Any = None
     bad_words: Any = None
     include_stop_str_in_output: Any = None

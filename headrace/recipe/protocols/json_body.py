@@ -118,13 +118,12 @@ def _decode_again(data: bytes, wire: type[Wire], error: msgspec.ValidationError,
 
 
 def _unreadable(data: bytes, error: Exception) -> InvalidBody:
-    param, reason = _faulty_field(data) or (None, str(error))
-    text = reason if param is None else f"{param}: {reason}"
-    return InvalidBody(f"invalid JSON request: {text}", param=param)
+    field, text = _faulty_field(data) or (None, str(error))
+    return InvalidBody(f"invalid JSON request: {text}", param=field)
 
 
 def _faulty_field(data: bytes) -> tuple[str, str] | None:
-    """The first top-level field with a value that JSON cannot carry, and what is wrong with it.
+    """The field with the first value that JSON cannot carry, and what is wrong where in it.
 
     None when something else is wrong with the body.
     """
@@ -133,14 +132,31 @@ def _faulty_field(data: bytes) -> tuple[str, str] | None:
         fields = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    for name, value in fields.items() if isinstance(fields, dict) else ():
-        shown = str(name).encode("utf-8", "replace").decode()
-        try:
-            json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError:
-            return shown, "text with a lone surrogate"
-        except ValueError:
-            return shown, "number out of range"
+    reason = _fault(fields) if isinstance(fields, dict) else None
+    steps: list[str] = []
+    while reason is not None and isinstance(fields, (dict, list)):
+        named = isinstance(fields, dict)
+        for name, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
+            if _fault({name: value}) is not None:
+                shown = str(name).encode("utf-8", "replace").decode()
+                steps.append((f".{shown}" if steps else shown) if named else f"[{shown}]")
+                fields = value if _fault(value) is not None else None  # else it is the name
+                break
+        else:
+            break
+    if reason is None or not steps:
+        return None
+    place = "" if len(steps) == 1 else f" at {''.join(steps)}"
+    return steps[0], f"{steps[0]}: {reason}{place}"
+
+
+def _fault(value: Any) -> str | None:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "text with a lone surrogate"
+    except ValueError:
+        return "number out of range"
     return None
 
 

@@ -35,6 +35,7 @@ from headrace.recipe.converted import (
 from headrace.recipe.grammar.rules import answer_rules, schema_rule
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.attribution import is_billing_header, strip_attribution
+from headrace.recipe.protocols.form_fields import refuse_form_fields
 from headrace.recipe.protocols.json_body import U32, U64, check_unsigned, decode_body, read_json
 from headrace.recipe.protocols.messages_blocks import HistoryReader
 from headrace.recipe.protocols.messages_settings import MessagesSettings
@@ -70,11 +71,7 @@ def convert_messages(
     body: bytes | str | dict[str, Any], options: ConvertOptions
 ) -> ConvertedRequest:
     """Body -> request. Raises InvalidBody or InvalidRequest with the name of the field."""
-    wire: WireRequest
-    if options.official:
-        wire = decode_body(body, OfficialRequest)
-    else:
-        wire = decode_body(body, ClientRequest)
+    wire = _wire(body, options)
     thinking, effort, budget = _thinking(wire, options)
     declared = declared_tools(wire.tools)
     version = resolve_model(wire.model, options)
@@ -158,6 +155,14 @@ def _template_switch(wire: WireRequest) -> bool | None:
             if isinstance(arguments.get(name), bool):
                 return bool(arguments[name])
     return None
+
+
+def _wire(body: bytes | str | dict[str, Any], options: ConvertOptions) -> WireRequest:
+    if options.official:
+        return decode_body(body, OfficialRequest)
+    wire = decode_body(body, ClientRequest)
+    refuse_form_fields(wire, "output_config.format")
+    return wire
 
 
 def _messages(

@@ -28,6 +28,7 @@ from headrace.recipe.protocols.tools import (
     output_constraint,
     settle_tools,
     tool_rules,
+    unknown_tool,
 )
 
 _REMEMBERED_BYTES = 262_144  # longer lists are read every time
@@ -155,11 +156,7 @@ def _settle(
     tools = offer_tools(source, version, options).tools
     if choice.name is not None and not tools:
         # Only dropped tools were declared, and the named one is not among them.
-        raise InvalidRequest(
-            f"Invalid value for 'tool_call': no function named '{choice.name}' was specified in "
-            "the 'tools' parameter.",
-            param="tool_choice",
-        )
+        raise unknown_tool(choice.name, options)
     kept, kind = settle_tools(tools, choice, thinking=thinking, options=options)
     constraint = output_constraint(kept, kind, ResponseFormat())
     return SettledTools(kept, kind, constraint, tool_rules(tools, kept, options))

@@ -13,6 +13,8 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from headrace.recipe.protocols.form_fields import FormFields
+
 Block = TypeVar("Block")
 ResultBlock = TypeVar("ResultBlock")
 
@@ -268,7 +270,7 @@ class WireMetadata(Struct, gc=False):
     user_id: str | None = None
 
 
-class WireRequest(Struct, Generic[Block]):
+class WireRequest(FormFields, Generic[Block]):
     """Body of a Messages request: the fields that are used.
 
     tools: a raw list of `WireTool`. top_k, output_format, chat_template_kwargs: raw, because the

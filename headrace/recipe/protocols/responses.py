@@ -42,6 +42,7 @@ from headrace.recipe.grammar.rules import (
 )
 from headrace.recipe.options import ConvertOptions, ModelVersion
 from headrace.recipe.protocols.attribution import strip_attribution
+from headrace.recipe.protocols.form_fields import refuse_form_fields
 from headrace.recipe.protocols.json_body import read_json
 from headrace.recipe.protocols.models import resolve_model
 from headrace.recipe.protocols.responses_input import read_input
@@ -85,6 +86,8 @@ def convert_responses(
     wire = read_request(body, official=options.official)
     thinking, effort = _thinking(wire, options)
     version = resolve_model(wire.model, options)
+    if not options.official:
+        refuse_form_fields(wire, "text.format")
     earlier = () if options.official else _earlier_items(wire, store)
     table, messages = _read_messages(wire, earlier, version, options, thinking=thinking)
     choice, candidates = read_choice(wire.tool_choice, table, options)

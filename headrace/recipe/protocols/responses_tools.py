@@ -377,7 +377,7 @@ def _allowed(wire: WireChoice, table: ToolTable) -> tuple[Choice, list[ToolDefin
         name = chooser.name_of(entry)
         if name not in chooser.known:
             raise InvalidRequest(
-                f"Invalid value for 'tool_call': no function named '{name}' was specified in the "
+                f"Invalid value for 'tool_choice': no function named '{name}' was specified in the "
                 "'tools' parameter.",
                 param="tool_choice",
             )

@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from headrace.recipe.protocols.form_fields import FormFields
+
 NULL = Raw(b"null")
 MISSING = Raw(b"")
 WEB_SEARCH_TYPES = frozenset(("web_search", "web_search_2025_08_26"))
@@ -103,7 +105,7 @@ class WireReasoning(Struct):
     generate_summary: str | None = None
 
 
-class WireResponses(Struct, kw_only=True):
+class WireResponses(FormFields, kw_only=True):
     """Body of POST /v1/responses. Fields that the official codec ignores have no type."""
 
     model: str

@@ -150,6 +150,9 @@ def _bounded(max_tokens: int, thinking: bool, clamped: bool, options: ConvertOpt
     if clamped:
         max_tokens = min(max_tokens, bound)
     if not 1 <= max_tokens <= bound:
+        if options.context_limit is not None:
+            # Between the two the prompt counts as well: `resolve_max_tokens`.
+            bound = min(bound, options.context_limit)
         raise InvalidRequest(
             f"Invalid max_tokens value, the valid range of max_tokens is [1, {bound}]",
             param="max_tokens",

@@ -17,7 +17,7 @@ import msgspec
 from headrace.core.schema.refs import check_references
 from headrace.core.schema.schema import check_schema_form
 from headrace.core.schema.tables import step
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidGrammar, InvalidRequest
 from headrace.recipe.json_text import compact_json
 
 _REMEMBERED_BYTES = 16_384  # longer schemas are checked every time
@@ -124,9 +124,9 @@ def schema_fault(schema: Any, path: str) -> InvalidRequest:
         check_schema_form(schema, path)
     except InvalidRequest as error:
         if steps and not (error.param or "").startswith(place):
-            error = InvalidRequest(f"{place}: {problem}.", param=place)  # ours is another one
+            error = InvalidGrammar(f"{place}: {problem}.", param=place)  # ours is another one
         return error
-    return InvalidRequest(f"{place}: {problem}.", param=place)
+    return InvalidGrammar(f"{place}: {problem}.", param=place)
 
 
 # --- reading: which keywords a node may have, and their types ------------------------------------

@@ -85,6 +85,18 @@ def check_tool_name(name: str, path: str, *, official: bool = True) -> None:
     raise InvalidRequest(f"Invalid '{path}.name': {problem}", param=f"{path}.name")
 
 
+def unknown_tool(name: str, options: ConvertOptions) -> InvalidRequest:
+    """A choice of a tool that is not there. clients: choice-without-tools, by the field's name."""
+    field = (
+        "tool_call" if options.official else "tool_choice"
+    )  # the official text has no such field
+    return InvalidRequest(
+        f"Invalid value for '{field}': no function named '{name}' was specified in the 'tools' "
+        "parameter.",
+        param="tool_choice",
+    )
+
+
 def settle_tools(
     tools: Sequence[ToolDefinition], choice: Choice, *, thinking: bool, options: ConvertOptions
 ) -> tuple[tuple[ToolDefinition, ...], ToolChoice]:
@@ -98,11 +110,7 @@ def settle_tools(
     if choice.name is not None:
         kept = tuple(tool for tool in kept if tool.name == choice.name)
         if not kept:
-            raise InvalidRequest(
-                f"Invalid value for 'tool_call': no function named '{choice.name}' was specified "
-                "in the 'tools' parameter.",
-                param="tool_choice",
-            )
+            raise unknown_tool(choice.name, options)
     if kind is ToolChoice.REQUIRED and thinking and options.official:
         # clients: required-while-thinking
         raise InvalidRequest("Thinking mode does not support this tool_choice", param="tool_choice")

@@ -133,6 +133,7 @@ def _convert(
         model.id,
         default_thinking_mode=config.default_thinking_mode,
         max_messages=config.max_messages,
+        context_limit=model.max_model_len,
     )
     try:
         if protocol is Protocol.RESPONSES:

@@ -44,6 +44,7 @@ def test_json_of_a_directory(config: Path, capsys: pytest.CaptureFixture[str]):
     ("arguments", "code", "words"),
     [
         (("--gpus", "8xH999"), 2, "--gpus '8xH999' is unknown, allowed: 8xH200"),
+        (("--gpus", "-1xH200"), 2, "--gpus '-1xH200' is unknown, allowed: 8xH200"),
         (("--gpus", "8xH200", "--context", "0"), 2, "--context must be in"),
         (("--gpus", "8xH200", "--model", "missing.json"), 3, "missing.json"),
     ],

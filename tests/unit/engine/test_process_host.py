@@ -225,10 +225,10 @@ def test_a_request_larger_than_a_frame_is_refused(monkeypatch: pytest.MonkeyPatc
     "cls", [errors.InvalidRequest, errors.ContextTooLong, errors.Overloaded, errors.CheckpointError]
 )
 def test_errors_come_back_as_their_class(cls: type[errors.HeadraceError]) -> None:
-    error = wire.rebuild_error(cls.code, "text", "field", 2.0)
+    error = errors.rebuild_error(cls.code, "text", "field", 2.0)
     assert type(error) is cls
     assert (error.message, error.param, error.retry_after_s) == ("text", "field", 2.0)
-    assert type(wire.rebuild_error("unheard_of", "text")) is errors.HeadraceError
+    assert type(errors.rebuild_error("unheard_of", "text")) is errors.HeadraceError
 
 
 def test_error_codes_name_one_class_each() -> None:

@@ -436,7 +436,6 @@ def test_what_cannot_be_honoured_is_refused(name: str) -> None:
         {"modalities": ["text", "audio"], "audio": {"voice": "x", "format": "wav"}},
         {"verbosity": "low"},
         {"web_search_options": {}},
-        {"best_of": 3},
         {"prediction": {"type": "content", "content": "x"}},
         {"service_tier": "flex", "safety_identifier": "u", "prompt_cache_key": "k"},
     ],

@@ -158,6 +158,19 @@ def test_client_that_takes_one_call_gets_one(protocol: str, level: Level, calls:
     assert "call_01_" not in json.dumps(events) or calls == 2
 
 
+@pytest.mark.parametrize("number", ["1e999", "-2.5E+400", "7" * 400 + ".5", '[1, {"b": 1e999}]'])
+def test_arguments_with_numbers_beyond_floats_are_kept(number: str) -> None:
+    """JSON numbers have no range; without them required arguments would be missing."""
+    begin, _, rest = call().partition(f"<{MARK} parameter")
+    value = f'<{MARK} parameter name="x" string="false">{number}</{MARK} parameter>\n'
+    made = stream("messages", body("messages", call=True))
+    run(made, answer(begin + value + f"<{MARK} parameter" + rest))
+    whole = made.response().decode()
+    [block] = [b for b in json.loads(whole, parse_float=str)["content"] if b["type"] == "tool_use"]
+    assert block["input"]["x"] == json.loads(number, parse_float=str)
+    assert f'"x": {number}' in whole
+
+
 def test_choices_are_independent_and_counted_together() -> None:
     made = stream("chat", body("chat", n=2, stream_options={"include_usage": True}))
     first = run(made, answer("a"), 0)

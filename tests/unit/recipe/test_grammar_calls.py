@@ -23,6 +23,7 @@ from headrace.recipe.parser.items import CallArguments, CallNamed, Content
 from headrace.recipe.parser.parser import OutputParser
 from headrace.recipe.render import CALL_FORMATS
 from headrace.recipe.render.prompt import PromptBuilder
+from tests.json_judge import is_valid
 from tests.unit.recipe.grammars import (
     accepts,
     matcher_of,
@@ -184,7 +185,7 @@ def test_random_calls_parse_to_valid_arguments(
             else:
                 assert calls
             for name, arguments in calls:
-                assert validators[int(name[1:])].is_valid(json.loads(arguments)), (name, arguments)
+                assert is_valid(validators[int(name[1:])], arguments), (name, arguments)
 
 
 @pytest.mark.parametrize("version", ModelVersion)

@@ -11,6 +11,7 @@ from headrace.core.grammar import GrammarKind, GrammarSpec
 from headrace.errors import InvalidRequest
 from headrace.recipe.options import ConvertOptions, Level
 from headrace.recipe.protocols.convert import convert
+from headrace.recipe.protocols.form_fields import FormFields
 from tests.unit.recipe.grammars import accepts, matcher_of, tiny_codec, tiny_vocabulary
 
 CODEC = tiny_codec()
@@ -395,3 +396,48 @@ def test_tools_that_are_not_strict_never_fail_a_request() -> None:
     found = spec("chat", tools=tools)
     assert found is not None
     matcher_of(found, tiny_vocabulary())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "instead"), [("responses", "text.format"), ("messages", "output_config.format")]
+)
+@pytest.mark.parametrize("name", FormFields.__struct_fields__)
+def test_forms_in_the_words_of_another_protocol_are_refused(
+    protocol: str, instead: str, name: str
+) -> None:
+    for value in (SCHEMA, "[ab]", ["a"], {"type": "json_object"}, True, {}):
+        refused = error(protocol, **{name: value})
+        assert refused.param == name
+        assert refused.message.startswith(f"{name}: ") and instead in refused.message
+    for value in (
+        None,
+        {"guided_json_object": False, "response_format": {"type": "text"}}.get(name),
+    ):
+        assert spec(protocol, **{name: value}) is None
+
+
+def test_what_is_no_grammar_has_the_code_of_one() -> None:
+    """Also what is found while schemas and expressions are read."""
+    for fields in (
+        {"guided_json": {"enum": []}},
+        {"guided_json": {"minimum": 2, "maximum": 1}},
+        {"guided_json": "{"},
+        {"guided_regex": "(?=a)"},
+        {"guided_grammar": "root ::= x"},
+        {"response_format": chat_format({"type": "x"})},
+        {"response_format": chat_format({"not": {}}, strict=True)},
+    ):
+        assert error("chat", **fields).code == "invalid_grammar", fields
+    assert error("chat", guided_choice=[1]).code == "invalid_request_error"
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_a_choice_of_no_tool_is_told_by_its_field(protocol: str) -> None:
+    choices: dict[str, Any] = {
+        "chat": {"type": "function", "function": {"name": "none"}},
+        "responses": {"type": "function", "name": "none"},
+        "messages": {"type": "tool", "name": "none"},
+    }
+    refused = error(protocol, tools=[TOOLS[protocol]], tool_choice=choices[protocol])
+    assert refused.param == "tool_choice"
+    assert refused.message.startswith("Invalid value for 'tool_choice': no function named 'none'")

@@ -75,6 +75,22 @@ def test_fields_that_nobody_reads_count_when_exact(body: bytes) -> None:
     assert decode_body(body, Wire, exact=False).model == "m"
 
 
+@pytest.mark.parametrize(
+    ("body", "path", "reason"),
+    [
+        (b'{"model":"m","a":{"b":[1,{"c":NaN}]}}', "a.b[1].c", "number out of range"),
+        (b'{"model":"m","a":[[],[-1e999]]}', "a[1][0]", "number out of range"),
+        (b'{"model":"m","a":{"x":1,"y":"\\ud800"}}', "a.y", "text with a lone surrogate"),
+        (b'{"model":"m","a":{"\\ud800":1}}', "a.?", "text with a lone surrogate"),
+    ],
+)
+def test_what_json_cannot_carry_is_told_with_its_path(body: bytes, path: str, reason: str) -> None:
+    with pytest.raises(InvalidBody) as caught:
+        decode_body(body, Wire)
+    assert caught.value.param == "a"
+    assert caught.value.message == f"invalid JSON request: a: {reason} at {path}"
+
+
 def test_depth_is_that_of_structure_not_of_text() -> None:
     assert decode_body(nested(127), Wire).model == "m"
     wide = b'{"model":"' + b"[" * 500 + b'","other":[' + b"[]," * 500 + b"[]]}"

@@ -63,7 +63,7 @@ JUNK = st.recursive(
 # What real clients send and no level needs, at the top of a request and at any object in it.
 TOP = (
     *("user_id", "service_tier", "safety_identifier", "prompt_cache_key", "prediction", "audio"),
-    *("modalities", "verbosity", "web_search_options", "best_of", "length_penalty", "betas"),
+    *("modalities", "verbosity", "web_search_options", "length_penalty", "betas"),
     *("background", "max_tool_calls", "container", "mcp_servers", "context_management", "extra"),
 )
 INNER = ("cache_control", "annotations", "phase", "id", "citations", "reasoning_details", "extra")

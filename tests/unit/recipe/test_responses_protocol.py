@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InvalidBody, InvalidRequest
+from headrace.errors import InvalidBody, InvalidGrammar, InvalidRequest
 from headrace.recipe.constants import ReasoningEffort
 from headrace.recipe.conversation import (
     AssistantMessage,
@@ -555,7 +555,7 @@ def test_limit_errors_name_the_field() -> None:
     assert refused(InvalidBody, max_output_tokens=-1).param == "max_output_tokens"
     assert refused(InvalidBody, top_logprobs=256).param == "top_logprobs"
     format_ = {"type": "json_schema", "name": "n", "schema": {"type": "x"}}
-    assert refused(text={"format": format_}).param == "text.format.schema.type"
+    assert refused(InvalidGrammar, text={"format": format_}).param == "text.format.schema.type"
 
 
 def test_clients_get_more_of_their_values_back() -> None:

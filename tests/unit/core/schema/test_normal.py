@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind, GrammarSpec
-from headrace.core.schema.normal import normal_lark
+from headrace.core.schema.normal import normal_lark, normal_spec
 from headrace.errors import InvalidGrammar
 from tests.unit.recipe.grammars import accepts, matcher_of
 
@@ -33,3 +33,27 @@ def test_what_is_no_schema_stays_as_it_is() -> None:
 def test_a_schema_that_cannot_be_read_names_its_line() -> None:
     with pytest.raises(InvalidGrammar, match=r"^guided_grammar: %json in line 2"):
         normal_lark('start: x\nx: %json {"type": "nothing"}', "guided_grammar")
+
+
+def test_what_only_looks_like_schemas_is_limited() -> None:
+    few, many = (f"start: x\n// {'%json { ' * count}" for count in (100, 101))
+    assert normal_lark(few, "grammar") == few
+    with pytest.raises(InvalidGrammar, match="more than 100 places") as caught:
+        normal_lark(many, "guided_grammar")
+    assert caught.value.param == "guided_grammar"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"minimum": NaN}', "grammar.minimum"),
+        ('{"items": {"enum": [1, [-Infinity]]}}', "grammar.items.enum[1][0]"),
+        ('{"maximum": 1e999}', "grammar.maximum"),
+        ("NaN", "grammar"),
+    ],
+)
+def test_what_is_no_number_is_told_with_its_path(text: str, place: str) -> None:
+    with pytest.raises(InvalidGrammar, match="is no number of JSON") as caught:
+        normal_spec(GrammarSpec(GrammarKind.JSON_SCHEMA, text))
+    assert caught.value.param == place
+    assert caught.value.message.startswith(f"{place}: ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
@@ -16,6 +18,12 @@ from tests.unit.engine.grammar.grammars import EOS, backend, tokenizer
         f'start: <[{EOS}-{EOS + 40}]> "x"',
         f"start: <[{EOS + 5},{max(EOS - 1, 0)}-{EOS}]>",
         f'start: "a" <[^{EOS + 7}]>',
+        'start: "a" <[*]> "x"',
+        'start: "a" <｜end▁of▁sentence｜> "x"',
+        # A quote in an expression or a comment begins no text.
+        f'start: /"/ <[{EOS}]> /"/',
+        f'start: "a" b // "\nb: <[{EOS}]> # "',
+        f'start: "a" %lark {{\nstart: <[{EOS}]>\n}}',
     ],
 )
 def test_the_end_of_the_text_is_no_token_of_a_grammar(text: str) -> None:
@@ -24,20 +32,39 @@ def test_the_end_of_the_text_is_no_token_of_a_grammar(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f'start: "a" <[{EOS + 5}]> "x"', f'start: "<[{EOS}]>" "x"', f"start: <[^{EOS}]>"]
+    "text",
+    [
+        f'start: "a" <[{EOS + 5}]> "x"',
+        f'start: "<[{EOS}]>" "x"',
+        f"start: <[^{EOS}]>",
+        f'start: "a" # <[{EOS}]>',
+        f"start: /<[{EOS}]>/",
+        'start: "a" <think>',
+        f'start: %json {{"const": "<[{EOS}]>"}}',
+    ],
 )
 def test_other_tokens_and_texts_are(text: str) -> None:
     backend().compile(GrammarKind.LARK, text)
 
 
-@pytest.mark.parametrize("name", ["r", "R"])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("r", ""), ("R", ""), ("r-", ""), ("_r", '/"/'), ("r", '# "'), ("r", "%lark")],
+)
 @pytest.mark.parametrize("count", [1_100, 9_000])
-def test_rules_in_a_row_are_refused_before_they_end_the_process(name: str, count: int) -> None:
+def test_rules_in_a_row_are_refused_before_they_end_the_process(
+    name: str, more: str, count: int
+) -> None:
     rules = [f'{name}{n}: "a" {name}{n + 1} | "b"' for n in range(count)]
     # From the last one up, so that no rule is known when it is named first.
-    text = "\n".join([f'{name}{count}: "end"', *reversed(rules), f"start: {name}0"])
+    lines = [f'{name}{count}: "end"', *reversed(rules)]
+    if more == "%lark":
+        lines = ["start: %lark {", *lines, f"start: {name}0", "}"]
+    else:
+        # What looks like the beginning of a text, and like its end behind all rules.
+        lines = [f'start: {name}0 "x" {more}', *lines, f'z: "x" {more}']
     with pytest.raises(InvalidGrammar, match="rules in a row"):
-        backend().compile(GrammarKind.LARK, text)
+        backend().compile(GrammarKind.LARK, "\n".join(lines))
 
 
 def test_many_rules_side_by_side_and_recursion_are_allowed() -> None:
@@ -73,6 +100,13 @@ def test_white_space_between_the_parts_of_json_ends(kind: GrammarKind, place: st
         ("start: start", "the rule `start` always leads back to itself"),
         ('start: a\na: c | a "x"\nc: a', "the rule `a` always leads back to itself"),
         ('start: X\nX: Y "a"\nY: X', "line 3: the terminal `X` contains itself"),
+        ('start: "a" start', "the rule `start` always leads back to itself"),
+        ('start: "a" b\nb: "x" b | b "y"', "the rule `b` always leads back to itself"),
+        ('start: ("a" | "b") (start | "c" start)', "the rule `start` always"),
+        ('start: "a" (b | c){2}\nb: "x" c+\nc: "y" b~1..3', "the rule `b` always"),
+        ('start: "x" a-b\n?a-b: /"/ a-b // "', "the rule `a-b` always"),
+        ('start: "x" | "y" trap\ntrap: "z" trap', "the rule `trap` always"),
+        ('start: "x" %lark {\nstart: "y" start\n} "z"', "the rule `start` always"),
     ],
 )
 def test_rules_that_never_end_are_named(text: str, reason: str) -> None:
@@ -81,5 +115,86 @@ def test_rules_that_never_end_are_named(text: str, reason: str) -> None:
     assert reason in caught.value.message
 
 
-def test_rules_may_begin_with_themselves() -> None:
-    backend().compile(GrammarKind.LARK, 'start: start "a" | "b"')
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("# A readme\n\nIt is *none*, really: 'no'.", "line 3, column 23"),
+        ('start: "a"\nb: ( "c"', "line 2"),
+        ('start: "a" b\nb: "b" other', "line 2"),
+        ("start: " + "(" * 100 + '"a"' + ")" * 100, "line 1"),
+        ('start: "\x01"', "line 1"),
+        ("\n\nstart: /(/", "line 3"),
+    ],
+)
+def test_errors_of_lark_grammars_say_where(text: str, place: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        backend().compile(GrammarKind.LARK, text)
+    assert place in caught.value.message and "lexer error" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: start "a" | "b"',
+        'start: "a" start?',
+        'start: "a" start*',
+        'start: "a" [start]',
+        'start: "a" start{0,2}',
+        'start: "a" start{,2}',
+        'start: "a" start ~ 0..2',
+        'start: "a" (start | "x")',
+        'start: "a" (start "y")?',
+        'start: "a" start\n\n  | "b"',
+        'start: "a" (b\n | start)\nb: "x" | start b',
+        'start: a\na: "x" b | "(" a ")"\nb: a | /b/',
+        'start: "a" %json {"type": "object", "properties": {"start": {}}} "b"',
+        'start: "x" %lark {\nstart: "y" b | b\nb: "z"\n} c\nc: "q" start | ""',
+        'start: "x" [end]\nend[capture]: %json {"const": ":|"}\n  | "z" end',
+        'start: N ":" start | N # : start\nN: /[0-9]+/',
+        'start: b\nb[capture="x]:"]: "a" b | /x/',
+    ],
+)
+def test_rules_may_lead_back_to_themselves(text: str) -> None:
+    backend().compile(GrammarKind.LARK, text)
+
+
+def test_random_rules_are_refused_exactly_if_one_never_ends() -> None:
+    """Beside a plain search: how short a text can be, rule by rule."""
+    draw = random.Random(5)
+    refused = 0
+    for _ in range(300):
+        names = ["start", *(f"r{n}" for n in range(draw.randint(1, 5)))]
+        bodies = {
+            name: [
+                [draw.choice([*names, "", ""]) for _ in range(draw.randint(1, 3))]
+                for _ in range(draw.randint(1, 2))
+            ]
+            for name in names
+        }
+        text = "\n".join(
+            f"{name}: " + " | ".join(" ".join(e or '"x"' for e in entry) for entry in entries)
+            for name, entries in bodies.items()
+        )
+        ending: set[str] = {""}
+        for _ in names:
+            ending |= {n for n, entries in bodies.items() if any(set(e) <= ending for e in entries)}
+        reached = ["start"]
+        for name in reached:
+            inner = {entry for entries in bodies[name] for entry in entries if entry}
+            reached += sorted(inner - set(reached))
+        endless = not set(reached) <= ending
+        refused += endless
+        if endless:
+            with pytest.raises(InvalidGrammar, match="always leads back to itself"):
+                backend().compile(GrammarKind.LARK, text)
+        else:
+            backend().compile(GrammarKind.LARK, text)
+    assert 50 < refused < 250
+
+
+def test_contradictions_are_told_in_words() -> None:
+    schema = '{"type":"string","pattern":"^a{5}$","maxLength":3}'
+    with pytest.raises(InvalidGrammar) as caught:
+        backend().compile(GrammarKind.JSON_SCHEMA, schema)
+    assert "no text meets a pattern together with" in caught.value.message
+    assert "Regex" not in caught.value.message

@@ -18,7 +18,7 @@ from headrace.engine.grammar.matcher import MAX_ROLLBACK, Matcher
 from headrace.engine.grammar.rows import GrammarRows, Masks
 from headrace.engine.grammar.states import StateGraph
 from headrace.engine.grammar.trigger import Trigger
-from headrace.errors import InternalError
+from headrace.errors import InternalError, InvalidGrammar
 from tests.unit.engine.grammar.grammars import (
     EOS,
     GRAMMARS,
@@ -349,7 +349,8 @@ def test_a_limit_of_the_library_ends_that_row_only() -> None:
     assert rows.error(1) is None
     assert len(by_index(rows.masks(np.array([1])))[0]) == VOCAB  # and the row is as it was
     rows.commit(np.array([1, 2]), None, np.array([7, *encode("o")[:1]]))
-    assert "too many states" in (rows.error(1) or "")
+    assert isinstance(rows.error(1), InvalidGrammar)
+    assert "too many states" in str(rows.error(1))
     masks = by_index(rows.masks(np.array([1, 2])))
     assert masks == {0: [], 1: [EOS]}
     rows.release(1)
@@ -359,7 +360,8 @@ def test_a_limit_of_the_library_ends_that_row_only() -> None:
 
 def test_output_that_does_not_fit_is_an_error_of_the_row() -> None:
     rows = rows_with(YES_NO, encode("maybe"))
-    assert "does not fit" in (rows.error(3) or "")
+    assert isinstance(rows.error(3), InternalError)
+    assert "does not fit" in str(rows.error(3))
     assert by_index(rows.masks(one())) == {0: []}
 
 
