@@ -122,7 +122,12 @@ def test_batch_invariant(card: Platform, rehearsed: bool, impl: Implementation, 
             continue  # rows are stored as they are
         found = outputs(impl, case)[0]
         if case.rows and found.shape[0] >= 96:
-            check_rows(impl, case, selections(found.shape[0]))
+            several = selections(found.shape[0])
+            if impl.name.startswith("triton"):  # which need no whole tiles of rows
+                several["one"] = torch.tensor([57])
+                if "released" not in variant:
+                    several["many"] = torch.arange(96).repeat(21)[:2000]
+            check_rows(impl, case, several)
             checked += 1
     assert checked or impl.op == "write_records"  # which has no rows of results
 
