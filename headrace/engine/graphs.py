@@ -105,10 +105,11 @@ class DecodeGraphs:
                 return inputs.wanted(batch, graph.replay())
         tables = self._model.gather_engram(batch)
         inputs = _Inputs(self._platform, shape, tables)
-        inputs.fill(batch, tables)
-        # What it returns is not there yet: it was recorded, not run.
+        # Recorded with sequences that have no rows: it runs once on the way, and a second run of
+        # the same rows may find what the first one wrote where it reads.
         graph = self._recorder.record(lambda: self._model.decode(inputs.on_device, self._cache))
         self._recorded[shape] = inputs, graph
+        inputs.fill(batch, tables)
         return inputs.wanted(batch, graph.replay())
 
     def _shape(self, batch: Batch) -> Shape | None:
@@ -152,7 +153,7 @@ class _Inputs:
             self._parts[name] = _Part(self._host[piece].numpy(), self._device[piece])
             first += size
         self._tables = [
-            platform.host_buffer((sequences * rows, table.shape[1]), table.dtype)
+            platform.host_buffer((sequences * rows, *table.shape[1:]), table.dtype)
             for table in embedded
         ]
         where = {name: part.device for name, part in self._parts.items() if name != "places"}

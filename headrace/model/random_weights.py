@@ -103,3 +103,7 @@ class _Remainders(EngramTable):
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows (int64 [...]) modulo those that there are."""
         return super().gather(rows % self.rows, dtype)
+
+    def gather_stored(self, rows: Tensor) -> Tensor:
+        """The same as they are stored."""
+        return super().gather_stored(rows % self.rows)

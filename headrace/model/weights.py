@@ -125,6 +125,28 @@ class EngramTable:
             ).to(dtype)
         return numbers.view(*rows.shape, width)
 
+    def gather_stored(self, rows: Tensor) -> Tensor:
+        """Rows (int64 [...]) as they are stored: numbers, or uint8 [.., codes and scales].
+
+        Half of what numbers in bf16 take, and decoded by who gets them, see `numbers`.
+        """
+        flat = rows.reshape(-1)
+        if self._scales is None:
+            return self._codes.index_select(0, flat).view(*rows.shape, -1)
+        parts = (self._codes.view(torch.uint8), self._scales.view(torch.uint8))
+        found = torch.cat([part.index_select(0, flat) for part in parts], dim=1)
+        return found.view(*rows.shape, -1)
+
+    def numbers(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `gather_stored` gave, on any device -> numbers [.., head_dim] in `dtype`."""
+        if self._scales is None:
+            return stored.to(dtype)
+        width = self._codes.shape[1]
+        flat = stored.flatten(0, -2)
+        codes, scales = flat[:, :width].contiguous(), flat[:, width:].contiguous()
+        weight = StoredWeight(codes, scales, WeightFormat.FP8, (1, GROUP))
+        return weight.numbers(dtype).view(*stored.shape[:-1], width)
+
 
 @dataclass(frozen=True, slots=True)
 class _Located:

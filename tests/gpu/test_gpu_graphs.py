@@ -81,9 +81,11 @@ class Eager:
         return Calls()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_replays_have_the_bits_of_eager_steps(model: Model, card: Platform, rows: int):
+@pytest.mark.parametrize("drafts", [False, True])
+def test_replays_have_the_bits_of_eager_steps(model: Model, card: Platform, drafts: bool):
     """Over several steps of mixed lengths; the guard against waits is on in both."""
+    # As many rows as the rings of the model have room for.
+    rows = 1 + (model.spec.draft.block_size if drafts and model.spec.draft else 0)
     ids = np.random.default_rng(4).integers(3, 500, (SEQUENCES, START + 40))
     caches = [prefilled(model, ids) for _ in range(2)]
     graphs = [

@@ -123,7 +123,8 @@ def test_batch_invariant(card: Platform, rehearsed: bool, impl: Implementation, 
         found = outputs(impl, case)[0]
         if case.rows and found.shape[0] >= 96:
             several = selections(found.shape[0])
-            if impl.name.startswith("triton"):  # which need no whole tiles of rows
+            # Which need no whole tiles of rows, but for what they leave to `fixed_tile`.
+            if impl.name.startswith("triton") and variant != "fp8":
                 several["one"] = torch.tensor([57])
                 if "released" not in variant:
                     several["many"] = torch.arange(96).repeat(21)[:2000]

@@ -34,8 +34,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
     """int64, all on the model's device: token_ids [B * q], q_start, q_len (at most q), slots and
-    window_floor [B], block_tables [B, M]. embedded: rows of the Engram tables, one [B * q, columns
-    * head_dim] in the compute dtype per Engram layer."""
+    window_floor [B], block_tables [B, M]. embedded: rows of the Engram tables, one [B * q, ..] per
+    Engram layer, see `Engram.gather`."""
 
     token_ids: Tensor
     q_start: Tensor

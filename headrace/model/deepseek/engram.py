@@ -58,16 +58,24 @@ class Engram:
         """Table rows int64 [T, columns] of compressed n-grams [T, G], both on the host."""
         return ops.ngram_rows(compressed, self.multipliers, self.primes, self.offsets)
 
-    def gather(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Table rows [T, columns], on the host -> numbers [T, columns * head_dim], on the host."""
-        return self.table.gather(rows, dtype).flatten(-2)
+    def gather(self, rows: Tensor, dtype: torch.dtype, device: str) -> Tensor:
+        """Table rows [T, columns], on the host -> what `forward` takes, still on the host.
+
+        Numbers [T, columns * head_dim] in `dtype` for a CPU; others get [T, columns, ..] as it is
+        stored, so that fewer bytes travel.
+        """
+        if device == "cpu":
+            return self.table.gather(rows, dtype).flatten(-2)
+        return self.table.gather_stored(rows)
 
     def forward(
-        self, streams: Tensor, embedded: Tensor, spec: ModelSpec, ops: OpTable
+        self, streams: Tensor, gathered: Tensor, spec: ModelSpec, ops: OpTable
     ) -> tuple[Tensor, Tensor]:
-        """streams [T, hc, D], embedded: what `gather` gave, on the device of the streams ->
+        """streams [T, hc, D], gathered: what `gather` gave, on the device of the streams ->
         (streams + gated value, gate [T, hc])."""
-        kv = self.wkv(embedded, ops)
+        if gathered.dim() == 3:
+            gathered = self.table.numbers(gathered, streams.dtype).flatten(-2)
+        kv = self.wkv(gathered, ops)
         hc, hidden = streams.shape[-2:]
         key = kv[:, : hc * hidden].unflatten(-1, (hc, hidden))
         gate = ops.engram_gate(streams, key, self.weight, spec.rms_eps)

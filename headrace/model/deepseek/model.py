@@ -85,7 +85,7 @@ class _Rows:
     """The rows on their way through the layers.
 
     streams [T, hc, D], pre [T, hc] for the next sublayer, embedded: rows of the Engram tables
-    [T, columns * head_dim] by layer, features: of the draft's target layers so far.
+    [T, ..] by layer, features: of the draft's target layers so far.
     """
 
     step: AnyStep
@@ -330,7 +330,7 @@ class Model:
         return tuple(layer.spec.index for layer in self._layers if layer.engram is not None)
 
     def gather_engram(self, batch: Batch, observe: Observer | None = None) -> list[Tensor]:
-        """Rows of each Engram layer's table for the batch, [T, columns * head_dim], on the host."""
+        """Rows of each Engram layer's table, [T, ..] on the host, see `Engram.gather`."""
         if self._token_map is None:
             return []
         compressed = compress_ngrams(batch.ngrams, self._token_map, self._pad)
@@ -339,7 +339,7 @@ class Model:
             if layer.engram is not None:
                 rows = layer.engram.rows(compressed, self.ops)
                 (observe or _ignore)("engram_rows", layer.spec.index, rows)
-                found.append(layer.engram.gather(rows, self.numerics.torch_dtype))
+                found.append(layer.engram.gather(rows, self.numerics.torch_dtype, self.device))
         return found
 
     def _capture(self, at: _Rows, layer: int, *, at_input: bool) -> None:

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.core.kv import RecordFormat
+from headrace.ops.cpu import fixed_tile
 from headrace.ops.records import RecordView
-from headrace.ops.reference import attention as reference
 from headrace.ops.triton import tiles
 from headrace.ops.triton.records import FORMATS, e2m1_to_float, e4m3_to_float, ue8m0_to_float
 
@@ -135,7 +135,7 @@ def sparse_attention(
 ) -> Tensor:
     """`reference.sparse_attention`; entries stored as index keys go to it."""
     if entries is not None and entries.format in _OTHERS:
-        return reference.sparse_attention(
+        return fixed_tile.sparse_attention(
             q, window, window_index, entries, major, minor, sink, scale
         )
     rows, heads, width = q.shape

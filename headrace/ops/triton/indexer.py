@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.core.kv import RecordFormat
+from headrace.ops.cpu import fixed_tile
 from headrace.ops.records import RecordView
-from headrace.ops.reference import indexer as reference
 from headrace.ops.triton.records import e2m1_to_float, ue8m0_to_float
 
 ROWS = 16
@@ -140,9 +140,10 @@ def entry_scores(
     count: int | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """`reference.entry_scores` of keys in FP4_UE8M0_32 or PLAIN; others go to it."""
+    """`reference.entry_scores` of keys in FP4_UE8M0_32 or PLAIN; others go to `fixed_tile`, whose
+    rows do not depend on each other either."""
     if keys.format not in (RecordFormat.PLAIN, RecordFormat.FP4_UE8M0_32):
-        return reference.entry_scores(q, weights, keys, blocks, visible, count, allowed)
+        return fixed_tile.entry_scores(q, weights, keys, blocks, visible, count, allowed)
     rows, heads, width = q.shape
     sequences, minors = blocks.shape[0], keys.data.shape[1]
     count = blocks.shape[1] * minors if count is None else count

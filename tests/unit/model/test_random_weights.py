@@ -72,3 +72,15 @@ def test_tables_stand_for_longer_ones(checkpoint: Checkpoint, monkeypatch: pytes
         assert found.shape[:2] == (2, 2)
         assert found[:, 0].equal(found[:, 1])
         assert found.isfinite().all()
+        assert table.numbers(table.gather_stored(rows), torch.float32).equal(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows_decoded_later_are_those_decoded_at_once(checkpoint: Checkpoint, dtype: torch.dtype):
+    for layer in checkpoint.spec.layers:
+        if layer.engram:
+            table = checkpoint.engram_rows(layer.index)
+            rows = torch.randint(0, table.rows, (7, 4), generator=torch.Generator().manual_seed(1))
+            stored = table.gather_stored(rows)
+            assert stored.shape[:2] == (7, 4)
+            assert table.numbers(stored, dtype).equal(table.gather(rows, dtype))
