@@ -307,12 +307,14 @@ def _place(error: Exception) -> str:
 
 
 def _made_by_grammars(error: Exception) -> bool:
-    """Also of a call that is demanded where there are no tools: no grammar would allow one."""
+    """Also of a call that is demanded where there are no tools: no grammar would allow one, and of
+    forms that a request asks for in the words of another protocol.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return any(
         "recipe/grammar" in frame.filename
         or "core/schema" in frame.filename
-        or frame.name == "check_choice"
+        or frame.name in ("check_choice", "refuse_form_fields")
         for frame in frames
     )
 
