@@ -74,7 +74,7 @@ def command(
         Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
         and the model is not small).
     dtype: str
-        Arithmetic of the model (float32).
+        Arithmetic of the model (bfloat16 on a card, else float32).
     threads: int
         CPU threads of the operators (default: 1 for small models, else all physical cores).
     config: Path

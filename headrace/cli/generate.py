@@ -137,7 +137,7 @@ def command(
         Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
         and the model is not small).
     dtype: str
-        Arithmetic of the model (float32).
+        Arithmetic of the model (bfloat16 on a card, else float32).
     batch_invariant: bool
         Bit-equal answers whatever runs beside them (slower).
     threads: int

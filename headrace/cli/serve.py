@@ -75,7 +75,7 @@ def command(
         Where the model runs: cpu, cuda (the first card), cuda:N, or auto (a card if there is one
         and the model is not small).
     dtype: str
-        Arithmetic of the model (float32).
+        Arithmetic of the model (bfloat16 on a card, else float32).
     max_model_len: int
         Tokens of prompt plus answer (default: what the model and the memory allow).
     max_num_seqs: int

@@ -40,6 +40,7 @@ class EngineConfig:
     answers faster, and if only batch-invariant operators will do, which no card has yet.
     weights: "stored", quantised matrices stay in the checkpoint's format and are decoded while they
     multiply, or "converted" to `dtype`; None: stored on a card in bfloat16, else converted.
+    dtype: None: bfloat16 on a card, else float32.
     dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
     the same request gives the same tokens, whatever runs beside it and whatever is cached; includes
     batch_invariant, the `gumbel` coupling, exact replay and one seed for all requests without one.
@@ -74,7 +75,7 @@ class EngineConfig:
     """
 
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str | None = None
     weights: str | None = None
     kv_quant: bool = True
     act_quant: bool = False
@@ -110,7 +111,8 @@ class EngineConfig:
                 f"engine.device {self.device!r} is unknown, allowed: auto, cpu, cuda, cuda:N.",
                 param="engine.device",
             )
-        self._check_choice("dtype", ALLOWED_DTYPES)
+        if self.dtype is not None:
+            self._check_choice("dtype", ALLOWED_DTYPES)
         if self.weights is not None:
             self._check_choice("weights", WEIGHT_FORMATS)
         if self.replay is not None:

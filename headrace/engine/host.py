@@ -237,7 +237,7 @@ def load_engine(
     info = EngineInfo(
         model_name=config.served_model_name or checkpoint.resolve().name,
         architecture=spec.architecture,
-        dtype=config.dtype,
+        dtype=engine.config.dtype or "float32",
         vocab_size=spec.vocab_size,
         max_model_len=engine.max_model_len,
         eos_token_id=spec.eos_id,

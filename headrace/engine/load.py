@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,9 @@ ProgressCallback = Callable[[int, int], None]
 
 
 def numerics_of(config: EngineConfig) -> Numerics:
-    """The numeric mode that a config asks for."""
+    """The numeric mode that a config asks for, on a CPU where it names no dtype."""
     return Numerics(
-        dtype=config.dtype,
+        dtype=config.dtype or "float32",
         kv_quant=config.kv_quant,
         act_quant=config.act_quant,
         batch_invariant=config.invariant_operators,
@@ -74,6 +75,8 @@ def load_engine(
     # all of it launches.
     small = spec.hidden < SMALL_HIDDEN
     platform = choose_platform(config.device, rather_cpu=small or config.invariant_operators)
+    if config.dtype is None:
+        config = replace(config, dtype="float32" if platform.device == "cpu" else "bfloat16")
     with loading_threads(checkpoint, config, platform):
         model = load_model(
             checkpoint,

@@ -44,7 +44,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, rehearsed: bool) -> Ask:
         **settings: Any,
     ) -> list[RequestOutput]:
         monkeypatch.setattr(load, "choose_platform", lambda *_, **__: platform)
-        settings = {"seed": 1, "max_model_len": 1024, **settings}
+        settings = {"dtype": "float32", "seed": 1, "max_model_len": 1024, **settings}
         if rehearsed:
             settings["overlap"] = False
         with LLM(folder, EngineConfig(**settings)) as llm:

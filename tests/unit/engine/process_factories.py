@@ -81,7 +81,7 @@ def scripted(
     return ScriptedEngine(), EngineInfo(
         model_name=config.served_model_name or checkpoint.name,
         architecture="Scripted",
-        dtype=config.dtype,
+        dtype=config.dtype or "float32",
         vocab_size=1000,
         max_model_len=4096,
         eos_token_id=0,

@@ -7,6 +7,7 @@ is what the same operators give on the host.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
 from headrace.ops.numerics import Numerics
+from headrace.platforms import CpuPlatform, Platform
 from headrace.recipe.tokenizer import Tokenizer
 from tests.fake_card import CARD, CardTensor, FakePlatform, MixedDevices, fake_card
 
 SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
     "overlap": False,  # the executor thread cannot make tensors of the card
     "max_num_seqs": 4,
     "max_num_batched_tokens": 96,
@@ -204,3 +207,33 @@ def test_without_a_card_the_engine_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UnsupportedError, match=r"cuda:3 cannot be used: .* built without CUDA"):
         load.load_engine(embedded_model(), EngineConfig(device="cuda:3"))
+
+
+def _given(platform: Platform, *_: object, **__: object) -> Platform:
+    return platform
+
+
+def test_a_card_computes_in_bf16_with_weights_as_they_are_stored(monkeypatch: pytest.MonkeyPatch):
+    """And a CPU in fp32 with numbers, where the config leaves it open."""
+    found = {}
+
+    def loading(*args: object, **kwargs: object) -> None:
+        found.update(numerics=args[1], keep_stored=kwargs["keep_stored"])
+        raise UnsupportedError("enough")
+
+    monkeypatch.setattr(load, "load_model", loading)
+    for platform, expected in (
+        (FakePlatform(), ("bfloat16", True)),
+        (CpuPlatform(), ("float32", False)),
+    ):
+        chosen = partial(_given, platform)
+        monkeypatch.setattr(load, "choose_platform", chosen)
+        for config, wanted in (
+            (EngineConfig(), expected),
+            (EngineConfig(dtype="float32"), ("float32", False)),
+            (EngineConfig(dtype="bfloat16", weights="converted"), ("bfloat16", False)),
+            (EngineConfig(weights="stored"), (expected[0], True)),
+        ):
+            with pytest.raises(UnsupportedError, match="enough"):
+                load.load_engine(embedded_model(), config)
+            assert (found["numerics"].dtype, found["keep_stored"]) == wanted
