@@ -280,7 +280,7 @@ class Engine:
         invariant = model.numerics.batch_invariant
         threads = self.config.threads or default_threads(model.spec, platform)
         graphs = None
-        if _wants_graphs(self.config, model, platform) and isinstance(model, DecodingModel):
+        if wants_graphs(self.config, model, platform) and isinstance(model, DecodingModel):
             graphs = DecodeGraphs(
                 model,
                 cache,
@@ -415,7 +415,7 @@ def _check_operators(config: EngineConfig, model: ModelLike) -> None:
         )
 
 
-def _wants_graphs(config: EngineConfig, model: ModelLike, platform: Platform) -> bool:
+def wants_graphs(config: EngineConfig, model: ModelLike, platform: Platform) -> bool:
     """Whether decode steps are recorded. Raises ConfigError where they are asked for in vain."""
     if config.graphs is False or (config.graphs is None and platform.device == "cpu"):
         return False

@@ -17,7 +17,13 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.core.protocols import Tokenizer
-from headrace.engine.engine import SMALL_HIDDEN, Engine, default_threads, speculation_policy
+from headrace.engine.engine import (
+    SMALL_HIDDEN,
+    Engine,
+    default_threads,
+    speculation_policy,
+    wants_graphs,
+)
 from headrace.engine.speculation.drafts import ModelDrafter
 from headrace.engine.step_cost import measure_cost
 from headrace.errors import ConfigError
@@ -74,7 +80,7 @@ def load_engine(
     # Measured: a step of the embedded model takes 6 ms on a CPU core and 89 ms on an H200, nearly
     # all of it launches.
     small = spec.hidden < SMALL_HIDDEN
-    platform = choose_platform(config.device, rather_cpu=small or config.invariant_operators)
+    platform = choose_platform(config.device, rather_cpu=small)
     if config.dtype is None:
         config = replace(config, dtype="float32" if platform.device == "cpu" else "bfloat16")
     with loading_threads(checkpoint, config, platform):
@@ -90,7 +96,8 @@ def load_engine(
         cost = None
         if length and speculation_policy(config, length).adaptive:
             sizes = config.max_num_seqs, config.max_num_batched_tokens
-            cost = measure_cost(model, length, *sizes, platform)
+            recorded = wants_graphs(config, model, platform)
+            cost = measure_cost(model, length, *sizes, platform, recorded=recorded)
     drafter = ModelDrafter(model, length) if length else None
     return Engine(
         config,

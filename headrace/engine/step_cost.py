@@ -9,10 +9,12 @@ size the curves go on as they ended. Only `adaptive` speculation needs it. Calle
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
+from headrace.engine.graphs import DecodeGraphs
 from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Curve, default_sizes, measure
@@ -35,13 +37,16 @@ def measure_cost(
     max_num_seqs: int,
     max_rows: int,
     platform: Platform | None = None,
+    *,
+    recorded: bool = False,
 ) -> StepCost:
     """Curves of a model with its draft module.
 
     draft_length: drafts of a block. max_num_seqs: requests of a step at most. max_rows: its rows.
-    platform: that the model is loaded for, None: the CPU.
+    platform: that the model is loaded for, None: the CPU. recorded: whether steps are graphs.
     """
-    stopwatch = (CpuPlatform() if platform is None else platform).stopwatch
+    platform = CpuPlatform() if platform is None else platform
+    stopwatch = platform.stopwatch
     each = draft_length + 1
     requests = min(max_num_seqs, -(-max_rows // each))
     cache = KVCache(
@@ -51,6 +56,10 @@ def measure_cost(
         dtype=model.numerics.torch_dtype,
         device=model.device,
     )
+    graphs = None
+    if recorded:
+        limits = {"max_sequences": requests, "max_rows": each, "max_blocks": 1}
+        graphs = DecodeGraphs(model, cache, platform, **limits)
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
 
@@ -62,8 +71,12 @@ def measure_cost(
         if padding := -rows % tile:
             shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
         batch = Batch.build(shares, model.max_ngram)
+        run: Callable[[], object] = partial(model.forward, batch, cache)
+        if graphs is not None:
+            graphs.run(batch)  # records its shape, if it is new
+            run = partial(graphs.run, batch)
         watch = stopwatch()
-        model.forward(batch, cache)
+        run()
         watch.stop()
         return watch.seconds()
 

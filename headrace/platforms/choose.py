@@ -33,8 +33,7 @@ def platform_for(device: str) -> Platform:
 def choose_platform(device: str, *, rather_cpu: bool = False) -> Platform:
     """As `platform_for`; "auto" is the first card where there is one, else the CPU.
 
-    rather_cpu: "auto" is the CPU anyway: for small models, which it answers faster, and where only
-    operators will do that a card does not have yet.
+    rather_cpu: "auto" is the CPU anyway: for small models, which it answers faster.
     """
     if device != AUTO:
         return platform_for(device)

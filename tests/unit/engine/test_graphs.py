@@ -12,6 +12,7 @@ from headrace.config import EngineConfig
 from headrace.core.sampling import SamplingParams
 from headrace.engine.graphs import MAX_GRAPHS, DecodeGraphs, ladder
 from headrace.engine.llm import LLM
+from headrace.engine.step_cost import measure_cost
 from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
@@ -148,6 +149,16 @@ def test_number_of_graphs_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPat
     assert graphs.run(one) is not None
     assert graphs.run(three) is None
     assert graphs.run(one) is not None
+
+
+@pytest.mark.parametrize("folder", ["tiny-8"], indirect=True)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_costs_are_measured_as_steps_will_run(folder: Path, recorded: bool):
+    model, platform = load_model(folder, Numerics(), with_draft=True), Counting()
+    cost = measure_cost(model, 3, 4, 16, platform, recorded=recorded)
+    assert (cost.verify_s(1, 8) > 0).all()
+    assert (platform.recorded > 1) == recorded
+    assert platform.replayed >= 2 * platform.recorded
 
 
 def test_graphs_that_cannot_be_are_refused(folder: Path):
