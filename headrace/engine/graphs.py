@@ -1,10 +1,11 @@
 """Decode steps as graphs: one launch instead of thousands.
 
 Contract: `DecodeGraphs.run` gives the logits of a batch that fits one of its shapes, and None for
-another (prompts, rows that are replayed, many forced tokens), which `Model.forward` runs. A shape
-is (sequences, rows of each, blocks of a table), each rounded up along a ladder; the graph of a
-shape is recorded when it is first needed and kept. Inputs go to the device in one piece from pinned
-memory, so that a step never waits for the device. Called by `engine/runner.py`.
+another (prompts, rows that are replayed, many forced tokens, rows of which nobody wants logits),
+which `Model.forward` runs. A shape is (sequences, rows of each, blocks of a table), each rounded up
+along a ladder; the graph of a shape is recorded when it is first needed and kept. Inputs go to the
+device in one piece from pinned memory, so that a step never waits for the device. Called by
+`engine/runner.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from headrace.engine.plan import Ints
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch
 from headrace.model.deepseek.decode_step import DecodeInputs
+from headrace.model.spec import ModelSpec
 from headrace.platforms import Graph, Platform
 
 # Sequences of a step, doubled from 8 on: padding costs at most what the ladder saves in graphs.
@@ -35,6 +38,8 @@ Shape = tuple[int, int, int]
 @runtime_checkable
 class DecodingModel(Protocol):
     """A model that can run decode steps of fixed shapes; `model.deepseek.model.Model` is one."""
+
+    spec: ModelSpec
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -114,7 +119,13 @@ class DecodeGraphs:
 
     def _shape(self, batch: Batch) -> Shape | None:
         """The smallest shape that the batch fits into."""
-        if (batch.write_from > batch.q_start).any() or (batch.keep_from > batch.q_start).any():
+        if not len(batch.logit_rows):
+            return None  # nobody will look at a result, so the next inputs might come too early
+        if (batch.write_from > batch.q_start).any():
+            return None
+        # A prompt's rows just behind `keep_from`: the windows of consumer layers end there.
+        lowest = np.maximum(batch.window_floor, batch.q_start - self._model.spec.window + 1)
+        if (batch.keep_from > np.maximum(lowest, 0)).any():
             return None
         sizes = len(batch.q_len), int(batch.q_len.max()), batch.block_tables.shape[1]
         fitting = [

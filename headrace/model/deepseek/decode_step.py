@@ -90,8 +90,12 @@ class DecodeStep:
         return found
 
     def visible(self, ratio: int) -> Tensor:
-        """Entries each row sees, int64 [T]."""
-        return self._once(("visible", ratio), lambda: (self._positions + 1) // ratio)
+        """Entries each row sees, int64 [T]: never more than there are, though rows that nobody owns
+        may lie behind the tables."""
+        most = self.tokens // ratio
+        return self._once(
+            ("visible", ratio), lambda: ((self._positions + 1) // ratio).clamp_max(most)
+        )
 
     # --- rings ---------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace.config import EngineConfig
 from headrace.core.sampling import SamplingParams
@@ -107,7 +109,7 @@ def graphs_of(model: Model, platform: CpuPlatform, **limits: int) -> DecodeGraph
     return DecodeGraphs(model, cache, platform, **limits)
 
 
-def decoding(sequences: int, rows: int, start: int = 4, **fields: int) -> list[BatchRow]:
+def decoding(sequences: int, rows: int, start: int = 4, **fields: Any) -> list[BatchRow]:
     ids = np.arange(start + rows)
     return [BatchRow(ids, start, rows, [1 + n], slot=1 + n, **fields) for n in range(sequences)]
 
@@ -130,14 +132,55 @@ def test_shapes_are_shared_and_kept(folder: Path):
         decoding(2, 4),
         decoding(2, 2, write_from=5),
         decoding(2, 2, keep_from=5),
+        decoding(2, 2, start=40, keep_from=39),
         [BatchRow(np.arange(10), 4, 1, list(range(1, 42)), slot=1)],
+        # Nobody waits for such a step, so the next one's inputs might overtake its own.
+        decoding(2, 2, logits="none"),
     ],
-    ids=["many sequences", "many rows", "replayed rows", "rows left out", "a long table"],
+    ids=[
+        "many sequences",
+        "many rows",
+        "replayed rows",
+        "rows left out",
+        "windows cut short",
+        "a long table",
+        "no logits",
+    ],
 )
 def test_what_fits_no_shape(folder: Path, rows: list[BatchRow]):
     model, platform = load_model(folder, Numerics()), Counting()
     assert graphs_of(model, platform).run(Batch.build(rows, model.max_ngram)) is None
     assert platform.recorded == 0
+
+
+def test_rows_far_behind_a_cut_fit(folder: Path):
+    """Those of a decode step: the windows of their consumer layers are whole."""
+    model = load_model(folder, Numerics())
+    rows = decoding(2, 2, start=40, keep_from=40 - model.spec.window + 1)
+    assert graphs_of(model, Counting()).run(Batch.build(rows, model.max_ngram)) is not None
+
+
+@pytest.mark.parametrize("folder", ["tiny-8"], indirect=True)
+def test_small_chunks_of_a_cut_prompt(folder: Path):
+    """Their consumer layers must not look at window rows that nobody computed."""
+    model = load_model(folder, Numerics("float64", kv_quant=False))
+    ids = np.random.default_rng(4).integers(3, 500, 60)
+
+    def last_logits(recorded: bool) -> torch.Tensor:
+        graphs = graphs_of(model, CpuPlatform())
+        cache = graphs._cache
+        cache.poison()
+        with torch.inference_mode():
+            for start, count in ((0, 42), (42, 2), (44, 16)):
+                row = BatchRow(ids, start, count, [1], slot=1, logits="all", keep_from=41)
+                if start < 41:
+                    row = replace(row, logits="none")
+                batch = Batch.build([row], model.max_ngram)
+                found = graphs.run(batch) if recorded else None
+                found = model.forward(batch, cache) if found is None else found
+        return found
+
+    assert torch.allclose(last_logits(True), last_logits(False), rtol=0, atol=1e-9)
 
 
 def test_number_of_graphs_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -116,3 +116,22 @@ def same_rows(found: KVCache, expected: KVCache) -> None:
         ours, theirs = arena[1:].view(torch.float64), other[1:].view(torch.float64)
         assert ours.isnan().equal(theirs.isnan())
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"candidate_mask": "reference"}], ids=str)
+def test_rows_behind_the_end_of_a_table(folder: Path, overrides: dict[str, str]):
+    """Drafts that a sequence does not have may lie where its table has no block."""
+    model = load_model(folder, EXACT, op_overrides=overrides)
+    ids = np.random.default_rng(6).integers(3, 500, 384)
+    batch = Batch.build([BatchRow(ids, 383, 1, [1, 2, 3], 1)], model.max_ngram)
+    caches = []
+    for _ in range(2):
+        cache = KVCache(model.kv_groups(), num_blocks=4, num_slots=2, dtype=torch.float64)
+        cache.poison()
+        prompt = BatchRow(ids, 0, 383, [1, 2, 3], 1, "none")
+        model.forward(Batch.build([prompt], model.max_ngram), cache)
+        caches.append(cache)
+    expected = model.forward(batch, caches[0])
+    logits = model.decode(fixed(model, batch, 1, 4, 3), caches[1])
+    assert float((logits[:1] - expected).abs().max()) <= 1e-10
+    same_rows(caches[1], caches[0])
