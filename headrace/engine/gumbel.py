@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.rng import KEY_INCREMENT
+from headrace.engine.transfers import sent
 from headrace.engine.uniforms import mixed, words
 from headrace.ops.noisy_best import ERROR, noisy_best
 
@@ -95,8 +96,8 @@ def _drawn_on_device(logits: Tensor, temperatures: Numbers, streams: Words) -> I
     found = noisy_best(
         logits,
         highest,
-        torch.from_numpy(temperatures).to(logits.device),
-        torch.from_numpy(streams.view(np.int64)).to(logits.device),
+        sent(temperatures, logits),
+        sent(streams.view(np.int64), logits),
     )
     listed = (found.totals, logits.gather(-1, found.ids), found.ids)
     alone = (found.rest[:, None], highest[:, None])
@@ -109,7 +110,7 @@ def _drawn_on_device(logits: Tensor, temperatures: Numbers, streams: Words) -> I
     tokens = np.empty(len(limit), dtype=np.int64)
     index = np.flatnonzero(~decided)
     if len(index):
-        whole = logits[torch.from_numpy(index).to(logits.device)].cpu().numpy()
+        whole = logits[sent(index, logits)].cpu().numpy()
         tokens[index] = _drawn_on_host(whole, temperatures[index], streams[index])
     index = np.flatnonzero(decided)
     if len(index):
