@@ -34,9 +34,9 @@ _BLOCK = 32768
 # Single-precision noise is at most 0.3 too low and 0.9 too high below _HUGE (`_Search`).
 _MARGIN = 1.2
 _HUGE = 35.0
-# The same of the search on a device. Twice its error would do; the rest costs next to nothing: one
-# row in 1,000 has a second candidate.
-_DEVICE_MARGIN = max(2.0**-10, 4 * ERROR)
+# The same of the search on a device. Twice its error would do; one row in some thousands has a
+# second candidate.
+_DEVICE_MARGIN = 4 * ERROR
 
 
 def draw(logits: Tensor, temperatures: Numbers, seeds: Words, positions: Ids) -> Ids:

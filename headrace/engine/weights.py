@@ -70,7 +70,7 @@ def _two_level_sums(weights: Tensor) -> Tensor:
     rows, n = weights.shape
     tiles = max(2, -(-n // _TILE))  # of one tile of one row torch would make a single sequence
     padded = torch.nn.functional.pad(weights, (0, tiles * _TILE - n))
-    sums = padded.view(rows, tiles, _TILE).transpose(1, 2).contiguous().cumsum(dim=1)
+    sums = padded.reshape(rows, tiles, _TILE).transpose(1, 2).contiguous().cumsum(dim=1)
     ends = sums[:, -1, :, None].expand(rows, tiles, 2).contiguous().cumsum(dim=1)
     sums[:, :, 1:] += ends[:, None, :-1, 0]
     return sums.transpose(1, 2).reshape(rows, tiles * _TILE)[:, :n].contiguous()

@@ -27,8 +27,8 @@ from headrace.ops import triton
 # at most 82, 4e-6. Together 2.3e-5.
 ERROR = 5e-5
 
-# Ids that plain torch lists. In a draw about one row in 1 / margin has a second candidate.
-_LISTED = 8
+# Ids that are listed at most, far more than ever come close.
+LISTED = 8
 # Numbers handled at once by plain torch, which needs some 60 bytes for each.
 _NUMBERS_AT_ONCE = 2**22
 
@@ -58,7 +58,7 @@ def noisy_best(logits: Tensor, highest: Tensor, temperatures: Tensor, streams: T
 def plain(logits: Tensor, highest: Tensor, temperatures: Tensor, streams: Tensor) -> NoisyBest:
     """`noisy_best` in plain torch, whatever the device."""
     rows, vocab = logits.shape
-    count = min(_LISTED, vocab)
+    count = min(LISTED, vocab)
     places = torch.arange(1, vocab + 1, device=logits.device) * _signed(KEY_INCREMENT)
     at_once = max(1, _NUMBERS_AT_ONCE // vocab)
     totals, ids = [], []

@@ -98,4 +98,4 @@ def test_rows_do_not_see_each_other():
 def test_no_rows():
     none = torch.zeros(0, dtype=torch.float64)
     found = noisy_best(torch.zeros(0, 9), none.float(), none, none.to(torch.int64))
-    assert found.totals.shape == found.ids.shape == (0, 2) and found.rest.shape == (0,)
+    assert found.totals.shape == found.ids.shape == (0, 3) and found.rest.shape == (0,)

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from headrace.core.rng import KEY_INCREMENT
-from headrace.engine import gumbel
+from headrace.engine import gumbel, weights
+from headrace.engine.sampler import SampledTokens, sample
 from headrace.engine.uniforms import words
 from headrace.ops import noisy_best
 from headrace.platforms import Platform
+from tests.unit.engine.sampling_rows import state_of
+from tests.unit.engine.test_device_sampling import COUNT, KINDS, masks_of, rows_of
 from tests.unit.engine.test_gumbel import (
     EXTREMES,
     check_search,
@@ -106,3 +109,50 @@ def test_rows_do_not_see_each_other(card: Platform):
         alone = noisy_best.noisy_best(*(argument[row : row + 1] for argument in arguments))
         assert alone.totals.cpu().equal(whole.totals[row : row + 1].cpu())
         assert alone.ids.cpu().equal(whole.ids[row : row + 1].cpu())
+
+
+@pytest.mark.parametrize("n", [1, 128, 257, 1003, VOCAB])
+def test_running_sums_do_not_depend_on_the_number_of_rows(card: Platform, n: int, rehearsed: bool):
+    """torch's own do, and those of one row are added up as its parts come."""
+    rows = 40
+    numbers = torch.rand(rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    there = numbers.to(card.device)
+    summed = weights._two_level_sums if rehearsed else weights.running_sums
+    found = summed(there)
+    assert found.cpu().equal(weights._two_level_sums(numbers))
+    for count in (1, 2, 7):
+        for _ in range(3):
+            assert summed(there[:count]).cpu().equal(found[:count].cpu())
+
+
+@pytest.mark.parametrize("vocab", [1003, VOCAB])
+def test_every_kind_of_row_draws_as_on_the_host_and_as_alone(card: Platform, vocab: int):
+    """The order of sums and `exp` are the card's, so log probabilities are only close."""
+    logits = torch.randn(COUNT, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
+    logits[7] = logits[7].round()
+    state, table, positions = state_of(rows_of(KINDS), vocab), np.arange(1, COUNT + 1), 6
+    masks = masks_of(vocab)
+
+    def drawn(there: torch.Tensor, rows: slice, masked: bool) -> SampledTokens:
+        chosen = table[rows]
+        known = masks if masked else None
+        return sample(there[rows], state, chosen, np.full(len(chosen), positions), masks=known)
+
+    there, everyone = logits.to(card.device), slice(0, COUNT)
+    for masked in (False, True):
+        expected, found = (drawn(x, everyone, masked) for x in (logits, there))
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.logprobs is not None and expected.logprobs is not None
+        for place in range(len(expected.logprobs)):
+            one, other = (x.record(place) for x in (found.logprobs, expected.logprobs))
+            assert one.top_ids == other.top_ids
+            assert np.allclose(one.top_logprobs, other.top_logprobs, rtol=1e-11, atol=1e-11)
+            assert np.isclose(one.logprob, other.logprob, rtol=1e-11, atol=1e-11)
+    found = drawn(there, everyone, False)
+    assert found.logprobs is not None
+    places = {int(index): place for place, index in enumerate(found.logprobs.index)}
+    for row in range(COUNT):
+        alone = drawn(there, slice(row, row + 1), False)
+        assert alone.tokens[0] == found.tokens[row]
+        if alone.logprobs is not None:
+            assert alone.logprobs.record(0) == found.logprobs.record(places[row])

@@ -1,7 +1,9 @@
 """The best ids of a draw with Gumbel noise: `ops.noisy_best` in one kernel.
 
 A program takes a part of a row: it makes the noise of its ids from the row's stream, adds it to the
-scaled logits and keeps the best two. Nothing as wide as the vocabulary is written.
+scaled logits and keeps the best three: that likely ids lie side by side, and two come close, is
+common, a third one is not. Of what all parts keep the best are listed. Nothing as wide as the
+vocabulary is written.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.ops.noisy_best import NoisyBest
+from headrace.ops.noisy_best import LISTED, NoisyBest
 
 # Ids of a program. By nothing but this: a row's bits must not depend on other rows.
 PART = 4096
+KEPT = 3
 
 
 @triton.jit
@@ -52,8 +55,9 @@ def _search(
     vocab,
     logits_row,
     PART: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
-    """Program (row, part): the best two totals of a part and their ids."""
+    """Program (row, part): the best totals of a part and their ids."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     place = tl.arange(0, PART)
@@ -68,22 +72,22 @@ def _search(
     stream = tl.load(streams_ptr + row).to(tl.uint64, bitcast=True)
     words = (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + stream
     totals = scaled - _loss(words)
-    out = (row * tl.num_programs(1) + part) * 2
-    for i in tl.static_range(2):
+    out = (row * tl.num_programs(1) + part) * KEPT
+    for i in tl.static_range(KEPT):
         best, at = tl.max(totals, 0, return_indices=True)
         tl.store(totals_ptr + out + i, best)
-        # Parts of a single id list another one, with -inf.
+        # Parts of fewer ids name another one, with -inf.
         tl.store(ids_ptr + out + i, tl.minimum(part * PART + at, vocab - 1).to(tl.int64))
         totals = tl.where(place == at, float("-inf"), totals)
 
 
 def noisy_best(logits: Tensor, highest: Tensor, temperatures: Tensor, streams: Tensor) -> NoisyBest:
-    """`ops.noisy_best.plain`, with two ids listed for each part of a row."""
+    """`ops.noisy_best.plain`; `rest` may be a listed total, of what a part did not keep."""
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, PART)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    totals = torch.empty((rows, parts, 2), dtype=torch.float32, device=logits.device)
-    ids = torch.empty((rows, parts, 2), dtype=torch.int64, device=logits.device)
+    totals = torch.empty((rows, parts, KEPT), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((rows, parts, KEPT), dtype=torch.int64, device=logits.device)
     if rows:
         with torch.cuda.device_of(logits):
             _search[(rows, parts)](
@@ -96,7 +100,12 @@ def noisy_best(logits: Tensor, highest: Tensor, temperatures: Tensor, streams: T
                 vocab,
                 logits.stride(0),
                 PART=PART,
+                KEPT=KEPT,
                 num_warps=8,
             )
-    # What a part does not list is at most its second.
-    return NoisyBest(totals.flatten(1), ids.flatten(1), totals[..., 1].amax(dim=1))
+    rest = totals[..., -1].amax(dim=1)  # what a part did not keep is at most its last
+    totals, ids = totals.flatten(1), ids.flatten(1)
+    if totals.shape[1] > LISTED:
+        totals, places = totals.topk(LISTED, dim=1)
+        ids, rest = ids.gather(1, places), torch.maximum(rest, totals[:, -1])
+    return NoisyBest(totals, ids, rest)
