@@ -130,6 +130,7 @@ def waits(card: FakeCard, logits: torch.Tensor, kinds: list[SamplingParams]) -> 
     state = state_of(rows_of(kinds), logits.shape[1])
     there = logits.to(CARD)
     card.reads.clear()
+    card.sizes.clear()
     sample(there, state, np.arange(1, len(kinds) + 1), np.full(len(kinds), 6))
     return card.reads
 
@@ -146,12 +147,13 @@ def waits(card: FakeCard, logits: torch.Tensor, kinds: list[SamplingParams]) -> 
         (drawn(logprobs=0), 3),
     ],
 )
-def test_waits_do_not_grow_with_the_rows(kind: SamplingParams, expected: int):
+def test_waits_do_not_grow_with_the_rows_and_little_is_copied(kind: SamplingParams, expected: int):
     logits = torch.randn(24, 5000, generator=torch.Generator().manual_seed(4)) * 6
     with fake_card() as card:
         for count in (1, 24):
             found = waits(card, logits[:count], [kind] * count)
             assert found == ["aten::_to_copy"] * expected
+            assert max(card.sizes) < 30 * count  # nothing as wide as the vocabulary
 
 
 def test_masks_of_a_step_leave_in_one_piece():
