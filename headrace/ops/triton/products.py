@@ -236,7 +236,7 @@ def numbers(weight: StoredWeight, dtype: torch.dtype) -> Tensor:
             columns,
             w.code_strides[1],
             w.scale_strides[1],
-            DTYPE=compute_dtype(dtype),
+            DTYPE=tl.float32,
             **w.constants,
             ROWS=32,
             DEPTH=128,

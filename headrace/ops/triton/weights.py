@@ -1,7 +1,8 @@
 """Tiles of weights inside Triton kernels: plain numbers, or stored codes that are decoded.
 
 A tile comes in the dtype that is multiplied in, with the bits of `StoredWeight.numbers`: codes are
-put in place as bits of fp32 and multiplied by powers of two, so that cards without FP8 can do it.
+put in place as bits of that dtype and multiplied by powers of two, so that cards without FP8 can do
+it. In bf16 four bytes are decoded at a time, two numbers an instruction (`DECODE_FP8`, `.._FP4`).
 `layout` says on the host what a kernel has to know of a weight.
 """
 
@@ -19,6 +20,66 @@ from headrace.ops.triton.records import e2m1_to_float, e4m3_to_float, ue8m0_to_f
 
 # How many numbers a byte holds.
 _FORMATS = {WeightFormat.FP8: 1, WeightFormat.FP4: 2}
+
+
+# Two numbers a register. Bytes 0 and 1, then 2 and 3, go to the low ends of the halves; sign and
+# magnitude go where bf16 has them, and a power of two makes good the other bias of the exponent.
+# fma with -0.0 is a product, which SM80 has for bf16 in this form only.
+_START = """{
+    .reg .b32 zero, power, low, high, sign, size;
+    mov.b32 zero, 0x80008000;
+    mov.b32 power, POWER;
+    prmt.b32 low, CODES, 0, 0x4140;
+    prmt.b32 high, CODES, 0, 0x4342;
+"""
+# The NaN of E4M3 is all ones: one more carries into bit 7, which becomes bf16's exponent of NaN.
+_FP8_PAIR = """
+    shl.b32 sign, FROM, 8;
+    and.b32 sign, sign, 0x80008000;
+    and.b32 size, FROM, 0x007F007F;
+    shl.b32 FROM, size, 4;
+    or.b32 sign, sign, FROM;
+    add.u32 size, size, 0x00010001;
+    and.b32 size, size, 0x00800080;
+    shr.u32 FROM, size, 7;
+    sub.u32 size, size, FROM;
+    shl.b32 size, size, 8;
+    or.b32 sign, sign, size;
+    fma.rn.bf16x2 sign, sign, power, zero;
+    fma.rn.bf16x2 TO, sign, SCALE, zero;
+"""
+_FP4_PAIR = """
+    shl.b32 sign, FROM, SIGN;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 size, FROM, SIZE;
+    and.b32 size, size, 0x01C001C0;
+    or.b32 sign, sign, size;
+    fma.rn.bf16x2 sign, sign, power, zero;
+    fma.rn.bf16x2 TO, sign, SCALE, zero;
+"""
+
+
+def _filled(text: str, **names: str) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+_EVEN, _ODD = {"SIGN": "12", "SIZE": "6"}, {"SIGN": "8", "SIZE": "2"}
+DECODE_FP8 = tl.constexpr(
+    _filled(_START, POWER="0x7B807B80", CODES="$2")  # 2^120
+    + _filled(_FP8_PAIR, FROM="low", TO="$0", SCALE="$3")
+    + _filled(_FP8_PAIR, FROM="high", TO="$1", SCALE="$4")
+    + "}"
+)
+DECODE_FP4 = tl.constexpr(
+    _filled(_START, POWER="0x7E807E80", CODES="$4")  # 2^126
+    + _filled(_FP4_PAIR, FROM="low", TO="$0", SCALE="$5", **_EVEN)
+    + _filled(_FP4_PAIR, FROM="high", TO="$1", SCALE="$6", **_EVEN)
+    + _filled(_FP4_PAIR, FROM="low", TO="$2", SCALE="$5", **_ODD)
+    + _filled(_FP4_PAIR, FROM="high", TO="$3", SCALE="$6", **_ODD)
+    + "}"
+)
 
 
 class Layout(NamedTuple):
@@ -90,17 +151,40 @@ def weight_tile(
         byte = (start // FORMAT + tl.arange(0, COUNT * WIDTH))[None, :]
         inside = known[:, None] & (byte < columns // FORMAT)
         code = tl.load(codes + far * code_row + byte, mask=inside, other=0)
-        code = tl.reshape(code, (ROWS, COUNT, WIDTH)).to(tl.int32)
+        code = tl.reshape(code, (ROWS, COUNT, WIDTH))
         column = (start + tl.arange(0, COUNT) * STEP)[None, :]
         inside = known[:, None] & (column < columns)
         place = (far // BLOCK_ROWS) * scale_row + column // BLOCK_COLUMNS
         scale = tl.load(scales + place, mask=inside, other=0).to(tl.int32)
-        scale = ue8m0_to_float(scale)[:, :, None]
-        if FORMAT == 1:
-            number = (e4m3_to_float(code) * scale).to(DTYPE)
+        scale = ue8m0_to_float(scale).to(DTYPE)[:, :, None]
+        if tl.bfloat16 == DTYPE:
+            scale = tl.broadcast_to(scale, (ROWS, COUNT, WIDTH))
+            if FORMAT == 1:
+                number = tl.inline_asm_elementwise(
+                    DECODE_FP8,
+                    "=r,=r,r,r,r",
+                    [code, scale],
+                    dtype=tl.bfloat16,
+                    is_pure=True,
+                    pack=4,
+                )
+            else:
+                even, odd = tl.inline_asm_elementwise(
+                    DECODE_FP4,
+                    "=r,=r,=r,=r,r,r,r",
+                    [code, scale],
+                    dtype=(tl.bfloat16, tl.bfloat16),
+                    is_pure=True,
+                    pack=4,
+                )
+                number = tl.join(even, odd)
         else:
-            even = (e2m1_to_float(code & 15) * scale).to(DTYPE)
-            number = tl.join(even, (e2m1_to_float(code >> 4) * scale).to(DTYPE))
+            code = code.to(tl.int32)
+            if FORMAT == 1:
+                number = e4m3_to_float(code) * scale
+            else:
+                even = e2m1_to_float(code & 15) * scale
+                number = tl.join(even, e2m1_to_float(code >> 4) * scale)
         return tl.reshape(number, (ROWS, DEPTH))
 
 
