@@ -55,9 +55,13 @@ INSTRUCTIONS = {
 def run(text: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """All registers after the assembly; inputs int64 [n] below 2^32."""
     values = dict(inputs)
-    for line in text.strip("{}").split(";"):
+    for line in text.strip()[1:-1].split(";"):
         name, _, operands = line.strip().partition(" ")
         if not name or name == ".reg":
+            continue
+        if operands.startswith("{"):
+            low, high, source = operands.replace("{", "").replace("}", "").split(", ")
+            values[low], values[high] = values[source] & 0xFFFF, values[source] >> 16
             continue
         target, *sources = (operand.strip() for operand in operands.split(","))
         numbers = [values[s] if s in values else torch.tensor([int(s, 0)]) for s in sources]
@@ -90,3 +94,42 @@ def test_every_byte_at_every_place_with_every_scale(kind: WeightFormat):
         assert found.isnan().equal(expected.isnan())
         known = ~expected.isnan()
         assert found[known].view(torch.int16).equal(expected[known].view(torch.int16))
+
+
+@pytest.mark.parametrize("kind", list(WeightFormat))
+def test_words_are_decoded_in_the_order_of_the_columns(kind: WeightFormat):
+    """What `_ordered_tile` makes of a weight, and where `in_order` puts its columns."""
+    generator = torch.Generator().manual_seed(3)
+    rows, fp4 = 256, kind is WeightFormat.FP4
+    codes = torch.randint(0, 256, (rows, 128 if fp4 else 256), generator=generator)
+    codes[:, 0] = torch.arange(256)
+    scales = torch.arange(256)[:, None].expand(-1, 8 if fp4 else 2)
+    block = (1, 32 if fp4 else 128)
+    stored = StoredWeight(codes.to(torch.uint8), scales.to(torch.uint8), kind, block)
+    four = codes.view(rows, -1, 4)
+    word = sum(four[..., place] << (8 * place) for place in range(4))
+    bits = torch.where(scales == 255, 0x7FC0, torch.where(scales == 0, 0x40, scales << 7))
+    pair = (bits | (bits << 16))[:, :1].expand_as(word)
+    text = weights.WORD_FP4.value if fp4 else weights.WORD_FP8.value
+    given = {"$8": word, "$9": pair} if fp4 else {"$4": word, "$5": pair}
+    values = run(text, given)
+    halves = [values[f"${n}"].to(torch.uint16).view(torch.bfloat16) for n in range(8 if fp4 else 4)]
+
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack((a, b), dim=-1)
+
+    if fp4:
+        a, e, b, f, c, g, d, h = halves
+        number = join(join(join(a, c), join(b, d)), join(join(e, g), join(f, h)))
+        number = number.view(rows, 2, 4, 4, 2, 2, 2).permute(0, 1, 3, 4, 5, 2, 6)
+    else:
+        a, c, b, d = halves
+        number = join(join(a, b), join(c, d))
+        number = number.view(rows, 2, 4, 8, 2, 2).permute(0, 1, 3, 4, 2, 5)
+    found = number.reshape(rows, 256)
+    place = weights.in_order(torch.arange(256)[None], stored, 2)[0]
+    assert place.sort()[0].equal(torch.arange(256))
+    expected = dense(stored, torch.bfloat16)[:, place]
+    assert found.isnan().equal(expected.isnan())
+    known = ~expected.isnan()
+    assert found[known].view(torch.int16).equal(expected[known].view(torch.int16))
