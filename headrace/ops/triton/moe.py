@@ -201,6 +201,7 @@ def _activate(
 @triton.jit(do_not_specialize=["part_size"])
 def _finish(
     sum_ptr,
+    expert_ptr,
     weight_ptr,
     out_ptr,
     inner,
@@ -213,6 +214,10 @@ def _finish(
 ):
     """Program (place, tile of outputs): the parts of `_activate` added in order, its result."""
     place = tl.program_id(0).to(tl.int64)
+    if ROUTED:
+        expert = tl.load(expert_ptr + place)
+        if expert < 0:
+            return
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = output < inner
     at = sum_ptr + place * inner + output
@@ -350,6 +355,7 @@ class _Tables(NamedTuple):
     owners: Tensor | None
     places: Tensor | None
     tiles: int
+    experts: Tensor | None = None
 
 
 def _sorted_places(experts: Tensor, count: int, rows_per_tile: int) -> _Tables:
@@ -374,7 +380,7 @@ def _sorted_places(experts: Tensor, count: int, rows_per_tile: int) -> _Tables:
         EXPERTS=triton.next_power_of_2(count),
         PLACES=_PLACES,
     )
-    return _Tables(owners, sorted_places, tiles)
+    return _Tables(owners, sorted_places, tiles, experts)
 
 
 def _rounded(x: Tensor, group: int) -> Tensor:
@@ -441,6 +447,7 @@ def _activation(
     if parts > 1:
         _finish[(count, triton.cdiv(inner, 1024))](
             sums,
+            tables.experts,
             weights,
             out,
             inner,
