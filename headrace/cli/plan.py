@@ -30,8 +30,9 @@ def memory(
     """Say what fits on 1, 2, 4 ... GPUs: weights, KV cache, tokens of context, requests.
 
     Routed experts are split over the GPUs, the other weights are on each of them; Engram tables are
-    in the memory of the host. Today an engine is on one GPU and converts weights to its dtype:
-    `--weights float32` or `bfloat16` counts them so. Exits 1 where no number of GPUs will do.
+    in the memory of the host. Today an engine is on one GPU, with weights as they are stored or
+    (engine.weights) converted: `--weights float32` or `bfloat16` counts them so. Exits 1 where no
+    number of GPUs will do.
 
     Example: headrace plan memory --model config.json --gpus 8xH200
 

@@ -99,7 +99,8 @@ def _build(
     with_draft: bool,
     keep_stored: bool,
 ) -> Model:
-    resolutions = explain(IMPLEMENTATIONS, platform.name, numerics, op_overrides)
+    stored = keep_stored and spec.quant is not None
+    resolutions = explain(IMPLEMENTATIONS, platform.name, numerics, op_overrides, stored=stored)
     waiting = tuple(r.op for r in resolutions if r.chosen.waits)
     # Only quantised checkpoints have layers whose inputs the released path rounds.
     act_group = spec.quant.act_group if numerics.act_quant and spec.quant is not None else 0
@@ -126,18 +127,23 @@ def _check_room(
     spec: ModelSpec, numerics: Numerics, platform: Platform, *, with_draft: bool, keep_stored: bool
 ) -> None:
     """Raise ConfigError where the weights alone are more than what the device has free."""
-    weights = STORED if keep_stored else numerics.dtype
-    needed = weight_memory(spec, weights, with_draft=with_draft).device_bytes
+
+    def needs(dtype: str, stored: bool) -> int:
+        weights = STORED if stored else dtype
+        return weight_memory(spec, weights, with_draft=with_draft, dtype=dtype).device_bytes
+
+    needed = needs(numerics.dtype, keep_stored)
     available = platform.memory(platform.device).available_bytes
     if needed <= available:
         return
-    narrower = (
-        not keep_stored
-        and numerics.dtype != "bfloat16"
-        and (weight_memory(spec, "bfloat16", with_draft=with_draft).device_bytes <= available)
-    )
-    advice = "set engine.dtype to bfloat16" if narrower else "take a card that has as much"
-    form = "as stored" if keep_stored else f"in {numerics.dtype}"
+    narrower = {
+        "set engine.dtype to bfloat16": ("bfloat16", keep_stored),
+        "set engine.weights to stored": (numerics.dtype, True),
+        "set engine.dtype to bfloat16 and engine.weights to stored": ("bfloat16", True),
+    }
+    fitting = [advice for advice, way in narrower.items() if needs(*way) <= available]
+    advice = fitting[0] if fitting else "take a card that has as much"
+    form = "as stored" if keep_stored and spec.quant is not None else f"in {numerics.dtype}"
     raise ConfigError(
         f"The weights need {needed / 2**30:.1f} GiB {form}, {platform.device} has "
         f"{available / 2**30:.1f} GiB free: {advice}, or set engine.device to cpu.",

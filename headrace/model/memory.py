@@ -19,8 +19,8 @@ from headrace.model.weight_plan import (
     stored_tensors,
 )
 
-# Quantised matrices in the checkpoint's own formats, the rest as bf16 or wider; other names are
-# dtypes that all weights are converted to.
+# Quantised matrices in the checkpoint's own formats, the rest in the dtype of the model or wider;
+# other names are dtypes that all weights are converted to.
 STORED = "stored"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 # Stored in bf16, kept in fp32: the released path computes with them so.
@@ -53,15 +53,19 @@ class WeightMemory:
         return self.experts_bytes + self.dense_bytes + self.embeddings_bytes + self.draft_bytes
 
 
-def weight_memory(spec: ModelSpec, weights: str, *, with_draft: bool) -> WeightMemory:
-    """Bytes by kind; weights: "stored", "float64", "float32" or "bfloat16"."""
+def weight_memory(
+    spec: ModelSpec, weights: str, *, with_draft: bool, dtype: str = "bfloat16"
+) -> WeightMemory:
+    """Bytes by kind; weights: "stored", "float64", "float32" or "bfloat16". dtype: of the model,
+    for what is not quantised where weights is "stored"."""
     if weights != STORED and weights not in _BYTES:
         raise InternalError(f"weights {weights!r} is no format.")
+    number = _BYTES[dtype if weights == STORED else weights]
     sums = dict.fromkeys(("experts", "dense", "embeddings", "draft", "engram"), 0)
     draft_experts = 0
     ratios = {f"layers.{layer.index}": layer.ratio for layer in spec.layers}
     for tensor in planned_tensors(spec):
-        size = _bytes(tensor, spec, weights, pooled=_pools(tensor.name, ratios))
+        size = _bytes(tensor, spec, weights == STORED, number, pooled=_pools(tensor.name, ratios))
         if tensor.name.startswith("mtp."):
             kind = "draft"
             if not with_draft:
@@ -88,18 +92,21 @@ def _pools(name: str, ratios: Mapping[str, int]) -> bool:
     return ratios.get(".".join(name.split(".")[:2]), 0) > 1
 
 
-def _bytes(tensor: TensorSpec, spec: ModelSpec, weights: str, *, pooled: bool) -> int:
-    """Of one tensor as it is kept. Engram tables are never converted. pooled: whether the layer's
-    compressor pools several tokens, which is done in fp32."""
+def _bytes(
+    tensor: TensorSpec, spec: ModelSpec, keeps_stored: bool, number: int, *, pooled: bool
+) -> int:
+    """Of one tensor as it is kept. Engram tables are never converted. number: bytes of one in the
+    model's dtype. pooled: whether the layer's compressor pools several tokens, which is done in
+    fp32."""
     kind = effective_kind(tensor.kind, spec.quant)
-    stored = weights == STORED and kind in ("linear", "expert")
+    stored = keeps_stored and kind in ("linear", "expert")
     if stored or tensor.kind in ("engram", "i64"):
         parts = stored_tensors(tensor, spec.quant)
         return sum(math.prod(part.shape) * _STORED_BYTES[part.dtype] for part in parts)
-    name, number = tensor.name, _BYTES.get(weights, 2)
+    name = tensor.name
     if name.endswith(_UNUSED):
         return 0
-    as_file = ("embed.weight", "head.weight") if weights == STORED else ("embed.weight",)
+    as_file = ("embed.weight", "head.weight") if keeps_stored else ("embed.weight",)
     if name in as_file or name.endswith("markov_head.embed.weight"):
         number = 2
     elif tensor.kind == "f32" or name.endswith(_POOLED if pooled else _WIDE):

@@ -81,6 +81,8 @@ _EXACT = frozenset(
         "ngram_rows",
     }
 )
+# Take weights that a checkpoint may quantise; NumPy and Numba have no use for codes.
+_MULTIPLYING = frozenset({"linear", "grouped_projection", "moe"})
 
 
 def _few_rows(op: str, name: str, module: ModuleType, priority: int) -> Implementation:
@@ -92,6 +94,7 @@ def _few_rows(op: str, name: str, module: ModuleType, priority: int) -> Implemen
         dtypes=("float64", "float32"),
         priority=priority,
         tolerance=dict.fromkeys(_DECODE_TOLERANCE, 0.0) if op in _EXACT else _DECODE_TOLERANCE,
+        numbers_only=op in _MULTIPLYING,
     )
 
 

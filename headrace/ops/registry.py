@@ -27,7 +27,8 @@ class Implementation:
     largest allowed difference to the reference, relative to the largest magnitude of its result,
     per dtype. probe: a reason why it cannot run here, or None. why_lower: what people are told
     where it would qualify and another one has a higher priority. waits: whether the host waits for
-    the device in a call, so that it cannot become part of a graph.
+    the device in a call, so that it cannot become part of a graph. numbers_only: whether the
+    weights it multiplies with must be numbers, not `StoredWeight`.
     """
 
     op: str
@@ -43,6 +44,7 @@ class Implementation:
     probe: Callable[[], str | None] | None = None
     why_lower: str | None = None
     waits: bool = False
+    numbers_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Resolution:
     rejected: tuple[tuple[Implementation, str], ...]
 
 
-def _objection(impl: Implementation, platform: str, numerics: Numerics) -> str | None:
+def _objection(impl: Implementation, platform: str, numerics: Numerics, stored: bool) -> str | None:
     if "*" not in impl.platforms and platform not in impl.platforms:
         return f"runs on {', '.join(impl.platforms)}, not on {platform}"
     if "*" not in impl.dtypes and numerics.dtype not in impl.dtypes:
@@ -65,6 +67,8 @@ def _objection(impl: Implementation, platform: str, numerics: Numerics) -> str |
         return f"is not known to be batch-invariant on {platform}"
     if numerics.batch_invariant and not impl.deterministic:
         return "is not deterministic, as batch_invariant needs"
+    if stored and impl.numbers_only:
+        return "takes weights as numbers, not as they are stored"
     return impl.probe() if impl.probe is not None else None
 
 
@@ -74,8 +78,9 @@ def _resolve_one(
     platform: str,
     numerics: Numerics,
     override: str | None,
+    stored: bool,
 ) -> Resolution:
-    objections = {impl.name: _objection(impl, platform, numerics) for impl in candidates}
+    objections = {impl.name: _objection(impl, platform, numerics, stored) for impl in candidates}
     if override is not None:
         if override not in objections:
             raise ConfigError(
@@ -117,9 +122,14 @@ def explain(
     platform: str,
     numerics: Numerics,
     overrides: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> list[Resolution]:
-    """One `Resolution` per operator. Raises ConfigError for an unknown operator or name in
-    `overrides` (operator -> implementation), UnsupportedError where nothing fits."""
+    """One `Resolution` per operator; stored: whether weights may be as a checkpoint stores them.
+
+    Raises ConfigError for an unknown operator or name in `overrides` (operator -> implementation),
+    UnsupportedError where nothing fits.
+    """
     chosen = dict(overrides or {})
     unknown = sorted(set(chosen) - set(OPS))
     if unknown:
@@ -134,6 +144,7 @@ def explain(
             platform,
             numerics,
             chosen.get(op),
+            stored,
         )
         for op in OPS
     ]

@@ -120,6 +120,17 @@ def test_reasons_against_an_implementation(changes, why):
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_stored_weights_refuse_what_takes_numbers(dtype: str):
+    for r in explain(IMPLEMENTATIONS, "cpu", Numerics(dtype), stored=True):
+        assert not r.chosen.numbers_only
+    resolution = linear(explain(with_kernel(numbers_only=True), "cpu", DEFAULT, stored=True))
+    assert resolution.chosen.name == "reference"
+    assert reason(resolution, "fast") == "takes weights as numbers, not as they are stored"
+    with pytest.raises(UnsupportedError, match="not as they are stored"):
+        explain(IMPLEMENTATIONS, "cpu", DEFAULT, {"moe": "decode"}, stored=True)
+
+
 def test_passing_probe_is_no_objection():
     resolution = linear(explain(with_kernel(probe=lambda: None), "cpu", DEFAULT))
     assert resolution.chosen.name == "fast"

@@ -203,6 +203,25 @@ def test_a_card_that_is_too_small_is_refused(checkpoint: Checkpoint):
         load_model(checkpoint("tiny-8"), Numerics(), platform=FakePlatform(2**20))
 
 
+@pytest.mark.parametrize(
+    ("mebibytes", "dtype", "keep_stored", "advice"),
+    [
+        (15, "float32", False, "set engine.dtype to bfloat16, or"),
+        (8, "float32", False, "set engine.weights to stored, or"),
+        (8, "bfloat16", False, "set engine.weights to stored, or"),
+        (1, "float32", False, "take a card that has as much, or"),
+        (1, "bfloat16", True, "take a card that has as much, or"),
+    ],
+)
+def test_the_refusal_says_what_would_fit(
+    checkpoint: Checkpoint, mebibytes: int, dtype: str, keep_stored: bool, advice: str
+):
+    card = FakePlatform(mebibytes * 2**20)
+    with fake_card(), pytest.raises(ConfigError, match=advice):
+        folder = checkpoint("tiny-8")
+        load_model(folder, Numerics(dtype), platform=card, keep_stored=keep_stored)
+
+
 def test_without_a_card_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UnsupportedError, match=r"cuda:3 cannot be used: .* built without CUDA"):

@@ -70,6 +70,16 @@ def test_counted_is_kept_as_stored(tmp_path: Path, preset: str, with_draft: bool
     )
 
 
+@pytest.mark.parametrize("quantised", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_counted_is_kept_as_stored_in_other_dtypes(tmp_path: Path, quantised: bool, dtype: str):
+    """What the checkpoint does not quantise is kept in the model's dtype."""
+    write_tiny(tmp_path / "m", preset="v4-tiny", quantised=quantised, seed=1)
+    model = load_model(tmp_path / "m", Numerics(dtype), keep_stored=True)
+    counted = weight_memory(model.spec, STORED, with_draft=False, dtype=dtype)
+    assert counted.device_bytes == pytest.approx(kept_bytes(model), rel=1e-3)
+
+
 def test_unknown_format(tmp_path: Path):
     write_tiny(tmp_path / "m", preset="v4-tiny", seed=1)
     model = load_model(tmp_path / "m", Numerics())
