@@ -227,7 +227,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     chosen = options(arguments)
-    if triton.missing():
+    if not triton.installed():
         print(MISSING)
         return 0
     import triton as package

@@ -13,6 +13,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 # operator -> the module of this package that has a function of its name
 MODULES = {
     "hc_collapse": "hyper_connections",
@@ -48,9 +50,16 @@ OTHERS = {"noisy_best": "noisy_best"}
 BY_ROWS = ("linear", "grouped_projection", "logits", "moe")
 
 
+def installed() -> bool:
+    """Whether there is a package that compiles or interprets the kernels."""
+    return find_spec("triton") is not None
+
+
 def missing() -> str | None:
     """Why Triton operators cannot run here, or None."""
-    return None if find_spec("triton") else "needs the package triton, which is not installed"
+    if not installed():
+        return "needs the package triton, which is not installed"
+    return None if torch.version.cuda else "needs a CUDA build of torch"
 
 
 def function(op: str, **options: bool) -> Callable[..., Any]:
