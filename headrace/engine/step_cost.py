@@ -19,6 +19,7 @@ from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Curve, default_sizes, measure
 from headrace.kv.cache import KVCache
+from headrace.kv.layout import BLOCK_TOKENS
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
 from headrace.platforms import CpuPlatform, Platform
@@ -49,16 +50,17 @@ def measure_cost(
     stopwatch = platform.stopwatch
     each = draft_length + 1
     requests = min(max_num_seqs, -(-max_rows // each))
+    blocks = -(-(CONTEXT_TOKENS + each) // BLOCK_TOKENS)  # of a request
     cache = KVCache(
         model.kv_groups(),
-        num_blocks=requests + 1,
+        num_blocks=requests * blocks + 1,
         num_slots=requests + 1,
         dtype=model.numerics.torch_dtype,
         device=model.device,
     )
     graphs = None
     if recorded:
-        limits = {"max_sequences": requests, "max_rows": each, "max_blocks": 1}
+        limits = {"max_sequences": requests, "max_rows": each, "max_blocks": blocks}
         graphs = DecodeGraphs(model, cache, platform, **limits)
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
@@ -67,7 +69,8 @@ def measure_cost(
         shares = []
         for slot in range(1, -(-rows // each) + 1):
             count = min(each, rows - (slot - 1) * each)
-            shares.append(BatchRow(ids, CONTEXT_TOKENS, count, [slot], slot, "all"))
+            table = range(1 + (slot - 1) * blocks, 1 + slot * blocks)
+            shares.append(BatchRow(ids, CONTEXT_TOKENS, count, table, slot, "all"))
         if padding := -rows % tile:
             shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
         batch = Batch.build(shares, model.max_ngram)

@@ -19,8 +19,10 @@ from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
-from headrace.model.loader import load_model
+from headrace.model.loader import load_model, random_model
+from headrace.model.spec import ModelSpec
 from headrace.model.tiny import write_tiny
+from headrace.model.tiny_presets import preset_config
 from headrace.ops.numerics import Numerics
 from headrace.platforms import CpuPlatform
 
@@ -202,6 +204,18 @@ def test_costs_are_measured_as_steps_will_run(folder: Path, recorded: bool):
     assert (cost.verify_s(1, 8) > 0).all()
     assert (platform.recorded > 1) == recorded
     assert platform.replayed >= 2 * platform.recorded
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("block_size", [27, 28, 160])
+def test_costs_of_drafts_that_fill_a_block(recorded: bool, block_size: int):
+    """What a measured request computes may reach into its second block of tokens and beyond."""
+    config = preset_config("tiny-8", quantised=False, compressed_vocab=300)
+    config["text_config"]["dspark_block_size"] = block_size
+    spec, platform = ModelSpec.from_config(config), CpuPlatform()
+    model = random_model(spec, Numerics(), platform, with_draft=True)
+    cost = measure_cost(model, block_size, 2, 2 * block_size + 2, platform, recorded=recorded)
+    assert (cost.verify_s(1, 2 * block_size) > 0).all()
 
 
 def test_graphs_that_cannot_be_are_refused(folder: Path):
