@@ -221,5 +221,6 @@ def test_costs_of_drafts_that_fill_a_block(recorded: bool, block_size: int):
 def test_graphs_that_cannot_be_are_refused(folder: Path):
     with pytest.raises(ConfigError, match="batch-invariant"):
         LLM(folder, EngineConfig(graphs=True, batch_invariant=True))
-    with pytest.raises(ConfigError, match="must be true or false"):
-        EngineConfig(graphs="yes")
+    for value in ("yes", 1, 0, 0.0, []):
+        with pytest.raises(ConfigError, match="must be true or false"):
+            EngineConfig(graphs=value)
