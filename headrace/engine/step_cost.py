@@ -65,6 +65,12 @@ def measure_cost(
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
 
+    def timed(run: Callable[[], object]) -> float:
+        watch = stopwatch()
+        run()
+        watch.stop()
+        return watch.seconds()
+
     def forward(rows: int) -> float:
         shares = []
         for slot in range(1, -(-rows // each) + 1):
@@ -76,21 +82,15 @@ def measure_cost(
         batch = Batch.build(shares, model.max_ngram)
         run: Callable[[], object] = partial(model.forward, batch, cache)
         if graphs is not None:
-            graphs.run(batch)  # records its shape, if it is new
             run = partial(graphs.run, batch)
-        watch = stopwatch()
-        run()
-        watch.stop()
-        return watch.seconds()
+            timed(run)  # records its shape, if it is new; inputs hold until the device has run
+        return timed(run)
 
     def draft(count: int) -> float:
         slots = torch.arange(1, count + 1)
         newest = torch.zeros(count, dtype=torch.int64)
         places = torch.full_like(newest, CONTEXT_TOKENS)
-        watch = stopwatch()
-        model.draft(newest, places, slots, cache, length=draft_length)
-        watch.stop()
-        return watch.seconds()
+        return timed(partial(model.draft, newest, places, slots, cache, length=draft_length))
 
     with torch.inference_mode():
         verify = _measured(forward, min(max_rows, requests * each))

@@ -206,6 +206,36 @@ def test_costs_are_measured_as_steps_will_run(folder: Path, recorded: bool):
     assert platform.replayed >= 2 * platform.recorded
 
 
+class Waiting(Counting):
+    """Lists replays and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def record(self, work: Any) -> Any:
+        def listed() -> Any:
+            self.events.append("replay")
+            return work()
+
+        return super().record(listed)
+
+    def stopwatch(self) -> Any:
+        watch = super().stopwatch()
+        seconds = watch.seconds
+        watch.seconds = lambda: (self.events.append("wait"), seconds())[1]
+        return watch
+
+
+@pytest.mark.parametrize("folder", ["tiny-8"], indirect=True)
+def test_costs_wait_for_each_replay(folder: Path):
+    """Inputs of a step lie where those of the step before it are read from."""
+    model, platform = load_model(folder, Numerics(), with_draft=True), Waiting()
+    measure_cost(model, 3, 4, 16, platform, recorded=True)
+    following = zip(platform.events, platform.events[1:], strict=False)
+    assert ("replay", "replay") not in following
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("block_size", [27, 28, 160])
 def test_costs_of_drafts_that_fill_a_block(recorded: bool, block_size: int):
