@@ -221,6 +221,7 @@ class Rank:
                 max_sequences=sequences,
                 max_rows=rows,
                 max_blocks=each,
+                guarded=True,
             )
             batch = self.batch(sequences, rows, each)
             start_s = time.perf_counter()

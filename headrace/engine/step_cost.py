@@ -60,8 +60,9 @@ def measure_cost(
     )
     graphs = None
     if recorded:
-        limits = {"max_sequences": requests, "max_rows": each, "max_blocks": blocks}
-        graphs = DecodeGraphs(model, cache, platform, **limits)
+        graphs = DecodeGraphs(
+            model, cache, platform, max_sequences=requests, max_rows=each, max_blocks=blocks
+        )
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
 

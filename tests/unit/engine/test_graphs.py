@@ -227,6 +227,26 @@ class Waiting(Counting):
         return watch
 
 
+class Guard(CpuPlatform):
+    """Counts guards against waits."""
+
+    guards = 0
+
+    def forbid_waits(self) -> Any:
+        self.guards += 1
+        return super().forbid_waits()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_replays_are_guarded_on_demand_only(folder: Path, guarded: bool):
+    """A guard holds for all threads of the process, also those of other engines."""
+    model, platform = load_model(folder, Numerics()), Guard()
+    graphs = graphs_of(model, platform, guarded=guarded)
+    for _ in range(3):
+        graphs.run(Batch.build(decoding(1, 1), model.max_ngram))
+    assert platform.guards == (2 if guarded else 0)
+
+
 @pytest.mark.parametrize("folder", ["tiny-8"], indirect=True)
 def test_costs_wait_for_each_replay(folder: Path):
     """Inputs of a step lie where those of the step before it are read from."""
