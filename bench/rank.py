@@ -140,6 +140,9 @@ class Rank:
         from headrace.core.sampling import SamplingParams
 
         engine = self.engine(2 * (-(-self.given.prompt // 128) + 3))
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        before = self.used_bytes()
         rng = np.random.default_rng(1)
         seconds = []
         for number in range(3):
@@ -159,6 +162,7 @@ class Rank:
             "unit": "s",
         }
         if self.is_cuda:
+            line["scratch_bytes"] = self.used_bytes() - before  # what torch keeps for the next one
             line["peak_bytes"] = torch.cuda.max_memory_reserved()
         yield line
         del engine

@@ -1,10 +1,10 @@
 """Compile the Triton operators for NVIDIA GPUs on a machine without one.
 
 `python scripts/compile_kernels.py [--arch sm_80,sm_90] [--ops OP,..] [--rows N,..]` calls every
-Triton implementation of the catalogue on its cases in bf16 and fp32 with a driver that says what
-card is there and launches nothing. Prints one line an operator and architecture; exit code 1 if a
-kernel does not compile, needs more shared memory than the card has, or an operator launches none.
-Without the package triton it says so and exits with 0.
+Triton implementation of the catalogue on its cases in bf16 and fp32, and what else has kernels
+(`OTHERS`), with a driver that says what card is there and launches nothing. Prints one line an
+operator and architecture; exit code 1 if a kernel does not compile, needs more shared memory than
+the card has, or an operator launches none. Without the package triton it says so and exits with 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,21 @@ CACHE = Path(__file__).resolve().parents[1] / ".cache" / "compile_kernels"
 ARCHITECTURES = {f"sm_{major}{minor}": (major, minor) for major, minor in tiles.CARDS}
 # One row, and counts on both sides of what tables of tiles tell apart.
 ROWS = (1, 33, 300)
-OPERATORS = tuple(i for i in IMPLEMENTATIONS if i.name.startswith("triton"))
+
+
+def search_arguments(rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What `noisy_best` gets: logits, their maxima, temperatures, random words."""
+    logits = torch.zeros((rows, 5000), dtype=dtype)
+    ones = torch.ones(rows, dtype=torch.float64)
+    return logits, logits[:, 0], ones, ones.to(torch.int64)
+
+
+# Kernels that are no operators of a model: arguments for (rows, dtype), and the dtypes.
+OTHERS = {"noisy_best": (search_arguments, ("float32", "float64"))}
+OPERATORS = (
+    *(i for i in IMPLEMENTATIONS if i.name.startswith("triton")),
+    *(Implementation(op, "triton", triton.function(op), dtypes=OTHERS[op][1]) for op in OTHERS),
+)
 MISSING = "Nothing was compiled: triton is not installed. `pip install -e '.[triton]'` (Linux)."
 
 
@@ -113,18 +127,28 @@ def compiling_for(capability: tuple[int, int], compiled: Compiled) -> Iterator[N
         driver.set_active(None)  # the next one to ask gets the machine's own
 
 
+def arguments_of(
+    op: str, variant: str, rows: int, dtype: torch.dtype
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Positional and named arguments of one case."""
+    if op in OTHERS:
+        return OTHERS[op][0](rows, dtype), {}
+    case = cases.build(op, variant, rows, dtype)
+    return case.args, case.kwargs
+
+
 def compile_operator(
     impl: Implementation, capability: tuple[int, int], rows: Sequence[int]
 ) -> Compiled:
     """Compile what one operator launches in its cases."""
     compiled = Compiled()
-    for variant in cases.CASES[impl.op]:
+    for variant in ("all",) if impl.op in OTHERS else cases.CASES[impl.op]:
         for dtype in impl.dtypes:
             for count in rows:
-                case = cases.build(impl.op, variant, count, DTYPES[dtype])
+                args, kwargs = arguments_of(impl.op, variant, count, DTYPES[dtype])
                 try:
                     with compiling_for(capability, compiled):
-                        impl.function(*case.args, **case.kwargs)
+                        impl.function(*args, **kwargs)
                 except Exception as e:  # whatever a compiler raises is a line of the report
                     what = f"{type(e).__name__}: {str(e).strip() or 'no message'}"
                     compiled.add_fault(what, f"{variant}, {dtype}, {count} rows")

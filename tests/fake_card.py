@@ -60,17 +60,21 @@ class CardTensor(Tensor):
 
 
 class FakeCard(TorchDispatchMode):
-    """reads: operators after which the host knew something that only the card had known."""
+    """reads: operators after which the host knew something that only the card had known.
+
+    sizes: of each, how many numbers of the card it was given.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: list[str] = []
+        self.sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(func, args, kwargs or {}, self.reads)
+        return run(func, args, kwargs or {}, self)
 
 
-def run(func: Any, args: Any, kwargs: dict[str, Any], reads: list[str] | None) -> Any:
+def run(func: Any, args: Any, kwargs: dict[str, Any], card: FakeCard | None) -> Any:
     """Call `func` on what the tensors hold; results lie where the card would put them."""
     name = func._schema.name
     given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -83,8 +87,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], reads: list[str] | None) -
     on_card = any(x.type == "card" for x in targets) if targets else bool(ours)
     if name == "aten::copy_":
         on_card = isinstance(args[0], CardTensor)
-    if reads is not None and ours and (name in _READS or not on_card):
-        reads.append(name)
+    if card is not None and ours and (name in _READS or not on_card):
+        card.reads.append(name)
+        card.sizes.append(sum(x.numel() for x in ours))
     places = {id(x.held): x for x in ours}
     host = torch.device("cpu")
     args, kwargs = _pytree.tree_map_only(torch.device, lambda x: host, (args, kwargs))

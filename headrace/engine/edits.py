@@ -23,6 +23,8 @@ from headrace.engine.grammar.backend import MaskWords
 from headrace.engine.grammar.rows import Masks
 from headrace.engine.penalties import TokenCounts
 from headrace.engine.sampling_state import EDITED, RowEdits, SamplerState
+from headrace.engine.transfers import sent
+from headrace.engine.weights import rows_at_once
 
 Ids = NDArray[np.int64]
 _Entry = tuple[int, RowEdits]  # row of the logits, its edits
@@ -148,23 +150,34 @@ def _ban(
 
 
 def _mask(logits: Tensor, masks: Masks) -> None:
-    """-inf where a mask has no bit; row by row, an expanded mask takes a byte an id."""
+    """-inf where a mask has no bit; a bounded number of masks is expanded at once."""
     vocab = logits.shape[1]
+    if logits.device.type != "cpu":
+        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+        at_once = rows_at_once(logits)
+        for start in range(0, len(masks.index), at_once):
+            part = slice(start, start + at_once)
+            where, words_ = sent(masks.index[part], logits), sent(masks.words[part], logits)
+            forbidden = (words_[..., None] >> bits & 1 == 0).flatten(1)[:, :vocab]
+            logits[where] = logits[where].masked_fill_(forbidden, -torch.inf)
+        return
     for index, words in zip(masks.index.tolist(), masks.words, strict=True):
-        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
-        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        allowed = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
+        forbidden = torch.from_numpy(allowed) == 0
         logits[index].masked_fill_(forbidden, -torch.inf)
 
 
 def _ban_if_any_is_left(logits: Tensor, entries: Sequence[_Entry]) -> None:
     """Ban the stop ids of rows with a grammar, but for those where nothing else is left."""
-    for index, edits in entries:
-        row = logits[index]
-        places = torch.from_numpy(edits.stop_ids).to(logits.device)
-        kept = row[places]
-        row[places] = -torch.inf
-        if not torch.isfinite(row.max()):
-            row[places] = kept
+    if not entries:
+        return
+    listed = [(index, edits.stop_ids) for index, edits in entries]
+    flat, where = _flat(logits, listed)
+    rows = np.repeat([index for index, _ in listed], [len(ids) for _, ids in listed])
+    kept = flat[where]
+    flat[where] = -torch.inf
+    left = torch.isfinite(logits.amax(dim=-1))[sent(rows.astype(np.int64), logits)]
+    flat[where] = kept.masked_fill_(left, -torch.inf)
 
 
 def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
@@ -173,8 +186,8 @@ def _keep_allowed(logits: Tensor, entries: Sequence[_Entry]) -> None:
     if known:
         flat, where = _flat(logits, known)
         kept = flat[where]
-        rows = torch.tensor([index for index, _ in known], device=logits.device)
-        logits.index_fill_(0, rows, -torch.inf)
+        rows = np.array([index for index, _ in known], dtype=np.int64)
+        logits.index_fill_(0, sent(rows, logits), -torch.inf)
         flat[where] = kept
 
 
@@ -182,8 +195,8 @@ def _flat(logits: Tensor, listed: Sequence[tuple[int, Ids]]) -> tuple[Tensor, Te
     """A flat view of contiguous `logits`, and the places in it of (row, distinct ids)."""
     vocab = logits.shape[1]
     places = np.concatenate([ids + index * vocab for index, ids in listed])
-    return logits.view(-1), torch.from_numpy(places).to(logits.device)
+    return logits.view(-1), sent(places, logits)
 
 
 def _like(logits: Tensor, values: NDArray[np.float64] | Ids) -> Tensor:
-    return torch.from_numpy(values).to(device=logits.device, dtype=logits.dtype)
+    return sent(values, logits, logits.dtype)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from headrace.core.request import Request
@@ -45,6 +44,7 @@ from headrace.engine.speculation.drafts import Drafter, DraftPool, DraftRequest
 from headrace.engine.speculation.verify import NO_DRAFT, Verified, VerifyRows, draft_picker, verify
 from headrace.engine.stops import EOS_ENDED
 from headrace.engine.tables import LEAST_TOKENS
+from headrace.engine.transfers import sent
 from headrace.errors import HeadraceError, InternalError, InvalidGrammar, InvalidRequest
 
 
@@ -245,7 +245,7 @@ class Executor:
             prompts = self._prompt_logprobs(plan, shares, sampling, logits)
             draws = np.isin(shares.rows, sampling.rows)
             needed = last_rows(shares.logits.cumsum()[draws], sampling.counts)
-            logits = logits[torch.from_numpy(needed).to(logits.device)]
+            logits = logits[sent(needed, logits)]
         masks = self._masks(sampling)
         drawing = self._runner.stopwatch()
         verified = self._verify(sampling, logits, masks)

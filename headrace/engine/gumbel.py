@@ -4,7 +4,10 @@ Contract: `draw` (every id may be drawn) and `draw_among` (listed ids) give, for
 id with the highest fp64 value of (logit / temperature - highest / temperature) + noise, where the
 noise is `rng.gumbel(seed, position, id)`. That is an exact draw from the softmax (Gumbel-max trick,
 Gumbel 1954), it depends on its own row only, bit for bit, and the log normaliser is not needed.
-Runs on the host with NumPy. Used by `engine/sampler.py` and `engine/speculation/draft_picker.py`.
+The host decides, with NumPy. Logits of a device are searched there (`ops/noisy_best.py`), and a
+few candidates of each row come back, in one copy; a row that these do not decide comes as a whole,
+so the tokens are the same everywhere. Used by `engine/sampler.py` and
+`engine/speculation/draft_picker.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.rng import KEY_INCREMENT
+from headrace.engine.transfers import sent
 from headrace.engine.uniforms import mixed, words
+from headrace.ops.noisy_best import ERROR, noisy_best
 
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -28,26 +34,22 @@ _BLOCK = 32768
 # Single-precision noise is at most 0.3 too low and 0.9 too high below _HUGE (`_Search`).
 _MARGIN = 1.2
 _HUGE = 35.0
+# The same of the search on a device. Twice its error would do; one row in some thousands has a
+# second candidate.
+_DEVICE_MARGIN = 4 * ERROR
 
 
 def draw(logits: Tensor, temperatures: Numbers, seeds: Words, positions: Ids) -> Ids:
-    """One id for each row of logits [R, vocab], whose maxima are finite; -inf is never drawn."""
-    values = logits.cpu().numpy()
-    count, vocab = values.shape
-    if not count:
+    """One id for each row of logits [R, vocab], whose maxima are finite; -inf is never drawn.
+
+    temperatures: [R], 1e-30 to 1e30.
+    """
+    if not len(logits):
         return np.zeros(0, dtype=np.int64)
-    highest = values.max(axis=-1)
     streams = words(seeds, positions)
-    scales = (1.0 / temperatures).astype(np.float32)
-    at_once = max(1, _BLOCK // vocab)
-    search = _Search(min(count, at_once), min(vocab, _BLOCK))
-    found = [
-        search.run(values[rows], highest[rows], scales[rows], streams[rows], start)
-        for start in range(0, count, at_once)
-        for rows in [slice(start, start + at_once)]
-    ]
-    owners, ids = (np.concatenate(column) for column in zip(*found, strict=True))
-    return _best(values, highest, temperatures, streams, owners, ids)
+    if logits.device.type == "cpu":
+        return _drawn_on_host(logits.numpy(), temperatures, streams)
+    return _drawn_on_device(logits, temperatures, streams)
 
 
 def draw_among(
@@ -61,7 +63,7 @@ def draw_among(
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     streams = words(seeds, positions)
-    return _best(values, values.max(axis=-1), temperatures, streams, owners, ids)
+    return _best(values[owners, ids], values.max(axis=-1), temperatures, streams, owners, ids)
 
 
 def noise(streams: Words, ids: Ids) -> Numbers:
@@ -72,13 +74,67 @@ def noise(streams: Words, ids: Ids) -> Numbers:
     return numbers
 
 
+def _drawn_on_host(values: Values, temperatures: Numbers, streams: Words) -> Ids:
+    """`draw` of some rows, at least one."""
+    count, vocab = values.shape
+    highest = values.max(axis=-1)
+    scales = (1.0 / temperatures).astype(np.float32)
+    at_once = max(1, _BLOCK // vocab)
+    search = _Search(min(count, at_once), min(vocab, _BLOCK))
+    found = [
+        search.run(values[rows], highest[rows], scales[rows], streams[rows], start)
+        for start in range(0, count, at_once)
+        for rows in [slice(start, start + at_once)]
+    ]
+    owners, ids = (np.concatenate(column) for column in zip(*found, strict=True))
+    return _best(values[owners, ids], highest, temperatures, streams, owners, ids)
+
+
+def _drawn_on_device(logits: Tensor, temperatures: Numbers, streams: Words) -> Ids:
+    """`draw` of some rows, at least one, where they lie; waits for the device once."""
+    highest = logits.amax(dim=-1)
+    found = noisy_best(
+        logits,
+        highest,
+        sent(temperatures, logits),
+        sent(streams.view(np.int64), logits),
+    )
+    listed = (found.totals, logits.gather(-1, found.ids), found.ids)
+    alone = (found.rest[:, None], highest[:, None])
+    # All of them are exact in fp64, so that one copy does.
+    numbers = torch.cat([part.double() for part in (*listed, *alone)], dim=-1).cpu().numpy()
+    totals, values, ids = np.split(numbers[:, :-2], 3, axis=-1)
+    limit = totals.max(axis=-1) - _DEVICE_MARGIN
+    # Not so where `rest` is near, and where something overflowed.
+    decided = np.isfinite(limit) & (numbers[:, -2] < limit)
+    tokens = np.empty(len(limit), dtype=np.int64)
+    index = np.flatnonzero(~decided)
+    if len(index):
+        whole = logits[sent(index, logits)].cpu().numpy()
+        tokens[index] = _drawn_on_host(whole, temperatures[index], streams[index])
+    index = np.flatnonzero(decided)
+    if len(index):
+        owners, places = np.nonzero(totals[index] >= limit[index, None])
+        chosen = ids[index][owners, places].astype(np.int64)
+        order = np.lexsort((chosen, owners))
+        owners, places, chosen = owners[order], places[order], chosen[order]
+        near = values[index][owners, places]
+        top, scale = numbers[index, -1], temperatures[index]
+        tokens[index] = _best(near, top, scale, streams[index], owners, chosen)
+    return tokens
+
+
 def _best(
     values: Values, highest: Values, temperatures: Numbers, streams: Words, owners: Ids, ids: Ids
 ) -> Ids:
-    """Id of the first of the highest totals of each row; `owners` holds every row, ascending."""
-    rows = np.arange(len(values))
+    """Id of the first of the highest totals of each row, by lowest id.
+
+    values: [n], logits of the listed (row, id) pairs, ordered by row and then by id; every row is
+    listed. highest: [R].
+    """
+    rows = np.arange(len(highest))
     tops = highest.astype(np.float64) / temperatures
-    totals = values[owners, ids].astype(np.float64) / temperatures[owners] - tops[owners]
+    totals = values.astype(np.float64) / temperatures[owners] - tops[owners]
     totals += noise(streams[owners], ids)
     best = np.maximum.reduceat(totals, np.searchsorted(owners, rows))
     won = np.flatnonzero(totals == best[owners])

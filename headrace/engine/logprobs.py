@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.logprob_rows import LogprobRows
-from headrace.engine.weights import exp_weights, rows_at_once, top_ids
+from headrace.engine.transfers import sent
+from headrace.engine.weights import exp_weights, rows_at_once, running_sums, top_ids
 
 Ids = NDArray[np.int64]
 
@@ -27,7 +28,7 @@ def raw_logprobs(logits: Tensor, tokens: Ids, top_counts: Ids, index: Ids) -> Lo
     index: what the entries are numbered by. Row maxima must be finite.
     """
     parts = []
-    at_once = rows_at_once(logits.shape[-1])
+    at_once = rows_at_once(logits)
     for start in range(0, len(tokens), at_once):
         rows = slice(start, start + at_once)
         block = logits[rows]
@@ -45,10 +46,10 @@ def processed_logprobs(
     index: Ids,
 ) -> LogprobRows:
     """The same of edited logits and their `weights` (`engine/weights.py`); dropped ones: -inf."""
-    temperature = torch.from_numpy(temperatures).to(logits.device)[:, None]
+    temperature = sent(temperatures, logits)[:, None]
     rows = _rows(logits, temperature, weights, tokens, top_counts, index)
     ids = np.concatenate((tokens[:, None], rows.top_ids), axis=-1)
-    dropped = (weights.gather(-1, torch.from_numpy(ids).to(logits.device)) == 0).cpu().numpy()
+    dropped = (weights.gather(-1, sent(ids, logits)) == 0).cpu().numpy()
     rows.logprobs[dropped[:, 0]] = -np.inf
     rows.top_logprobs[dropped[:, 1:]] = -np.inf
     return rows
@@ -98,12 +99,14 @@ def _rows(
 ) -> LogprobRows:
     """log(weight / total) as scaled logit - log(total): exact also where a weight underflows."""
     highest = logits.amax(dim=-1, keepdim=True).double() / temperature
-    totals = weights.cumsum(dim=-1)[:, -1].tolist()
-    # math.log, not torch.log: its result does not depend on the place in a vector.
-    log_totals = torch.tensor([math.log(total) for total in totals], dtype=torch.float64)
+    totals = running_sums(weights)[:, -1:]
     best = top_ids(logits, int(top_counts.max(initial=0)))
-    ids = torch.cat((torch.from_numpy(tokens).to(logits.device)[:, None], best), dim=-1)
+    ids = torch.cat((sent(tokens, logits)[:, None], best), dim=-1)
     values = logits.gather(-1, ids).double() / temperature - highest
-    values -= log_totals.to(logits.device)[:, None]
-    numbers = values.cpu().numpy()
-    return LogprobRows(index, numbers[:, 0], best.cpu().numpy(), numbers[:, 1:], top_counts)
+    # Ids are exact in fp64, so that one copy does.
+    numbers = torch.cat((totals, values, best.double()), dim=-1).cpu().numpy()
+    # math.log: its result does not depend on the place in a vector.
+    log_totals = np.array([math.log(total) for total in numbers[:, 0].tolist()])
+    known = numbers[:, 1 : ids.shape[1] + 1] - log_totals[:, None]
+    top = numbers[:, ids.shape[1] + 1 :].astype(np.int64)
+    return LogprobRows(index, known[:, 0], top, known[:, 1:], top_counts)

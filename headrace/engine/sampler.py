@@ -27,6 +27,7 @@ from headrace.engine.logprobs import joined, processed_logprobs, raw_logprobs
 from headrace.engine.plan import NO_TOKEN_DRAWN
 from headrace.engine.sampling_state import DRAWS, GUMBEL, LOGPROBS, SHAPED, SamplerState
 from headrace.engine.speculation import rejection
+from headrace.engine.transfers import sent
 from headrace.engine.weights import drop_unlikely, exp_weights, rows_at_once
 
 Ids = NDArray[np.int64]
@@ -92,17 +93,17 @@ def draw(
 ) -> Drawn:
     """The tokens of `sample`; rows with a draft draw given that the drafts before it are right."""
     highest, greedy = logits.max(dim=-1)  # NaN wins; of equals the first
-    tokens = _with_undrawable(greedy, highest)
+    finite = torch.isfinite(highest)
     flags = state.flags[rows]
     if masks is None and not flags.any():
-        return Drawn(tokens)
-    drawable = tokens >= 0
+        return Drawn(_with_undrawable(greedy, finite))
     prefixes = None if drafts is None else drafts.prefixes
     changed = edited(logits, state, rows, positions, prefixes=prefixes, masks=masks)
     if changed is not logits:
         highest, greedy = changed.max(dim=-1)
-        tokens = np.where(drawable, _with_undrawable(greedy, highest), NO_TOKEN_DRAWN)
-        drawable = tokens >= 0
+        finite &= torch.isfinite(highest)
+    tokens = _with_undrawable(greedy, finite)
+    drawable = tokens >= 0
     draws = drawable & ((flags & DRAWS) != 0)
     processed = drawable & ((flags & LOGPROBS) != 0) & state.processed[rows]
     noisy = draws & ((flags & GUMBEL) != 0)
@@ -113,7 +114,7 @@ def draw(
     weighted = np.flatnonzero((draws & ~noisy) | processed)
     agreement = np.full(len(tokens), np.nan)
     parts: list[LogprobRows] = []
-    at_once = rows_at_once(logits.shape[1])
+    at_once = rows_at_once(logits)
     for start in range(0, len(weighted), at_once):
         index = weighted[start : start + at_once]
         block = _Block(changed, state, rows, positions, index)
@@ -149,7 +150,7 @@ def taken(values: Tensor, index: Ids) -> Tensor:
     """Rows `index` (ascending, distinct) of `values`, which is not copied if these are all."""
     if len(index) == len(values):
         return values
-    return values[torch.from_numpy(index).to(values.device)]
+    return values[sent(index, values)]
 
 
 def shaped_weights(logits: Tensor, state: SamplerState, table: Ids) -> Tensor:
@@ -166,7 +167,7 @@ def shaped_weights(logits: Tensor, state: SamplerState, table: Ids) -> Tensor:
             state.min_p[chosen],
         )
         if part is not weights:
-            weights[torch.from_numpy(shaped).to(weights.device)] = part
+            weights[sent(shaped, weights)] = part
     return weights
 
 
@@ -181,16 +182,18 @@ def noisy_tokens(logits: Tensor, state: SamplerState, table: Ids, positions: Ids
             taken(logits, index), state.temperatures[rows], state.seeds[rows], positions[index]
         )
     shaped_index = np.flatnonzero(shaped)
-    at_once = rows_at_once(logits.shape[1])
+    at_once = rows_at_once(logits)
     for start in range(0, len(shaped_index), at_once):
         index = shaped_index[start : start + at_once]
         rows, block = table[index], taken(logits, index)
-        weights = shaped_weights(block, state, rows).cpu().numpy()
+        weights = shaped_weights(block, state, rows)
+        draws = state.temperatures[rows], state.seeds[rows], positions[index]
+        if block.device.type != "cpu":  # the best is always among what is kept
+            tokens[index] = gumbel.draw(block.masked_fill(weights == 0, -torch.inf), *draws)
+            continue
         # Much faster than np.nonzero of two dimensions.
-        owners, ids = np.divmod(np.flatnonzero(weights), weights.shape[1])
-        tokens[index] = gumbel.draw_among(
-            block, state.temperatures[rows], state.seeds[rows], positions[index], owners, ids
-        )
+        owners, ids = np.divmod(np.flatnonzero(weights.numpy()), weights.shape[1])
+        tokens[index] = gumbel.draw_among(block, *draws, owners, ids)
     return tokens
 
 
@@ -245,6 +248,6 @@ class _Block:
         )
 
 
-def _with_undrawable(ids: Tensor, highest: Tensor) -> Ids:
-    """`ids` as NumPy, with NO_TOKEN_DRAWN where the highest logit is not finite."""
-    return torch.where(torch.isfinite(highest), ids, NO_TOKEN_DRAWN).cpu().numpy()
+def _with_undrawable(ids: Tensor, finite: Tensor) -> Ids:
+    """`ids` as NumPy, with NO_TOKEN_DRAWN where the highest logit is not `finite`."""
+    return torch.where(finite, ids, NO_TOKEN_DRAWN).cpu().numpy()

@@ -74,6 +74,25 @@ def test_sparse_attention(variant: str):
         assert error(found, expected) <= SPARSE.tolerance["float32"]
 
 
+@pytest.mark.parametrize("variant", list(cases.CASES["sparse_attention"]))
+@pytest.mark.parametrize(
+    "choice",
+    [
+        attention.Choice(64, 16, 1, 4, parts=1, grouped=True),
+        attention.Choice(16, 32, 1, 4, parts=3, grouped=True),
+        attention.Choice(16, 16, 1, 4, parts=5),
+    ],
+    ids=str,
+)
+def test_every_tile_choice_agrees_with_reference(variant: str, choice: attention.Choice):
+    """More parts than tiles, too; the sink counts once."""
+    case = cases.build("sparse_attention", variant, 3, torch.float32)
+    if case.args[3] is not None and case.args[3].format in attention._OTHERS:
+        pytest.skip("index keys go to the reference")
+    found = attention.attend(*case.args, choice)
+    assert error(found, reference.sparse_attention(*case.args)) <= SPARSE.tolerance["float32"]
+
+
 def test_rows_do_not_see_each_other():
     case = cases.build("sparse_attention", "fp4", 96, torch.float32)
     chosen = {name: rows[:8] for name, rows in selections(96).items()}

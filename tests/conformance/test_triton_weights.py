@@ -166,7 +166,7 @@ def test_many_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
 
 def test_few_rows_of_few_outputs_are_cut_into_parts():
     counts = [
-        products._part_count(programs, tiles)
+        products.part_count(programs, tiles)
         for programs, tiles in ((20, 40), (20, 3), (100, 40), (300, 40), (1, 1000))
     ]
     assert counts == [8, 1, 4, 1, 8]
@@ -177,3 +177,12 @@ def test_weights_are_taken_as_they_lie():
     w = weights.layout(stored.rows(32, 64)[1])
     assert w.codes.data_ptr() == stored.codes[1, 32:].data_ptr()
     assert w.scales.data_ptr() == stored.scales[1, 1:].data_ptr()
+
+
+@pytest.mark.parametrize("variant", [v for v in cases.CASES["moe"] if "released" not in v])
+def test_sums_of_experts_may_be_cut_into_parts(variant: str, monkeypatch: pytest.MonkeyPatch):
+    choose = products.choose_tile
+    monkeypatch.setattr(moe, "choose_tile", lambda *a: choose(*a)._replace(parts=3))
+    case = cases.build("moe", variant, 35, torch.float32)
+    expected = REFERENCE["moe"].function(*case.args, **case.kwargs)
+    assert error(moe.moe(*case.args, **case.kwargs), expected) <= 1e-5

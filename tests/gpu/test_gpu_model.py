@@ -11,6 +11,7 @@ import pytest
 from headrace.check.case import GoldenCase, run_case
 from headrace.check.model import FP32, FP32_KVQ, check_case, chunking_results
 from headrace.model.loader import load_model
+from headrace.ops.numerics import Numerics
 from headrace.ops.triton import missing
 from headrace.platforms import Platform
 
@@ -43,6 +44,22 @@ def test_triton_attention_in_a_model(
     errors = np.abs(run_case(case, quantised) - case.expected["logits_kvq"].astype(np.float64))
     assert (errors.max(-1) <= 5e-3).mean() >= 0.9  # see `check.model._quantised`
     assert errors.mean() <= 1.5e-3
+
+
+@pytest.mark.parametrize("name", ["v41_dims", "v41_fp8", "v41_a", "v4_tiny"])
+def test_weights_as_they_are_stored(
+    golden_model_dir: Callable[[str], Path], card: Platform, rehearsed: bool, name: str
+):
+    """Decoded in the products: the logits of converted weights, up to the order of sums."""
+    if missing() or rehearsed:
+        pytest.skip(missing() or "Triton compiles for real cards only")
+    case = GoldenCase.open(golden_model_dir(name), card)
+    for numerics, tolerance in ((FP32, 2e-5), (Numerics("bfloat16", kv_quant=False), 0.06)):
+        stored, converted = (
+            run_case(case, load_model(case.directory, numerics, platform=card, keep_stored=keep))
+            for keep in (True, False)
+        )
+        assert np.abs(stored - converted).max() <= tolerance * max(1.0, np.abs(converted).max())
 
 
 def test_logits_do_not_depend_on_chunking(

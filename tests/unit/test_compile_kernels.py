@@ -20,7 +20,9 @@ HC_HEAD = next(i for i in compile_kernels.OPERATORS if i.op == "hc_head")
 def test_all_operators_and_cards_by_default():
     chosen = compile_kernels.options([])
     assert chosen.arch == ["sm_80", "sm_90", "sm_100", "sm_120"]
-    assert {"hc_enter", "sparse_attention"} <= set(chosen.ops) <= set(OPS)
+    assert {"hc_enter", "sparse_attention", "noisy_best"} <= set(chosen.ops)
+    assert set(chosen.ops) <= set(OPS) | set(triton.OTHERS)
+    assert set(compile_kernels.OTHERS) == set(triton.OTHERS)
     assert chosen.rows == list(compile_kernels.ROWS)
 
 

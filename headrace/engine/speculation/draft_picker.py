@@ -21,6 +21,7 @@ from headrace.engine.edits import Prefixes, edited
 from headrace.engine.sampler import noisy_tokens, shaped_weights, taken
 from headrace.engine.sampling_state import DRAWS, GUMBEL, SamplerState
 from headrace.engine.speculation import rejection
+from headrace.engine.transfers import sent
 from headrace.engine.uniforms import draft_seeds
 
 Ids = NDArray[np.int64]
@@ -70,10 +71,11 @@ class DraftPicker:
         if self._state.flags[self._rows].any():
             logits = edited(logits, self._state, self._rows, positions, prefixes=self._prefixes())
         highest, best = logits.max(dim=-1)
-        ids = best.cpu().numpy()
+        # The id, or -1 - id where nothing can be drawn: both in one copy.
+        told = torch.where(torch.isfinite(highest), best, -1 - best).cpu().numpy()
+        finite = told >= 0
+        ids = np.where(finite, told, -1 - told)
         if self._draws.any():
-            ids = ids.copy()
-            finite = torch.isfinite(highest).cpu().numpy()
             noisy = np.flatnonzero(finite & self._noisy)
             if len(noisy):
                 ids[noisy] = noisy_tokens(
@@ -86,7 +88,7 @@ class DraftPicker:
         if self._known is not None:
             ids = np.where(self._known[:, place] == NO_DRAFT, ids, self._known[:, place])
         self._ids.append(ids)
-        return torch.from_numpy(ids).to(logits.device)
+        return sent(ids, logits)
 
     def _prefixes(self) -> Prefixes | None:
         if not self._ids:
@@ -105,7 +107,7 @@ class DraftPicker:
             weights = shaped_weights(taken(logits, index), self._state, self._rows[index])
             # Drawn from what is kept: the check must know the draft's distribution exactly.
             rounded = weights.float()
-            kept[torch.from_numpy(index).to(kept.device)] = rounded
+            kept[sent(index, kept)] = rounded
             ids[index] = rejection.fresh(
                 rounded.double(), self._seeds[index], positions[index], Purpose.DRAFT
             )

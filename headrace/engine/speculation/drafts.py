@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.engine.plan import Floats, Ints, Tokens
 from headrace.engine.speculation.confidence import MOST_LOGIT
 from headrace.engine.speculation.draft_picker import NO_DRAFT, DraftPicker
+from headrace.engine.transfers import sent
 from headrace.errors import InternalError
 from headrace.kv.cache import KVCache
 from headrace.model.deepseek.dspark import Drafts, Pick
@@ -169,7 +170,7 @@ class DraftPool:
             if self._weights is None:
                 size = (len(self.count), *weights.shape[1:])
                 self._weights = torch.zeros(size, dtype=weights.dtype, device=weights.device)
-            self._weights[_index(rows, weights)] = weights
+            self._weights[sent(rows, weights)] = weights
 
     def weights(self, rows: Ints, places: Ints) -> Tensor | None:
         """What drafts were drawn from, [T, vocab]: rows, places int64 [T], place -1: no draft."""
@@ -177,11 +178,6 @@ class DraftPool:
         if self._weights is None or not known.any():
             return None
         places = np.where(known, places, 0)
-        found = self._weights[_index(rows, self._weights), _index(places, self._weights)]
-        found[_index(np.flatnonzero(~known), found)] = 0.0
+        found = self._weights[sent(rows, self._weights), sent(places, self._weights)]
+        found[sent(np.flatnonzero(~known), found)] = 0.0
         return found
-
-
-def _index(numbers: Ints, into: Tensor) -> Tensor:
-    """`numbers` where `into` lies."""
-    return torch.from_numpy(numbers).to(into.device)

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.rng import Purpose
+from headrace.engine.transfers import sent
 from headrace.engine.uniforms import uniforms
+from headrace.engine.weights import running_sums
 
 Ids = NDArray[np.int64]
 Seeds = NDArray[np.uint64]
@@ -34,7 +36,7 @@ class Checked(NamedTuple):
 
 def fresh(weights: Tensor, seeds: Seeds, positions: Ids, purpose: Purpose = Purpose.TARGET) -> Ids:
     """One id per row, drawn from its weights."""
-    drawn = _first_above(weights.cumsum(dim=-1), uniforms(seeds, positions, purpose))
+    drawn = _first_above(running_sums(weights), uniforms(seeds, positions, purpose))
     tokens: Ids = drawn.cpu().numpy()
     return tokens
 
@@ -50,11 +52,11 @@ def check(
     agreement = np.full(len(drafts), np.nan)
     places = np.flatnonzero(drafts < 0)
     if len(places):
-        chosen = torch.from_numpy(places).to(weights.device)
+        chosen = sent(places, weights)
         tokens[places] = fresh(weights[chosen], seeds[places], positions[places])
     places = np.flatnonzero(drafts >= 0)
     if len(places):
-        chosen = torch.from_numpy(places).to(weights.device)
+        chosen = sent(places, weights)
         q = None if draft_weights is None else draft_weights[chosen]
         tokens[places], agreement[places] = _accept_or_draw(
             weights[chosen], drafts[places], q, seeds[places], positions[places]
@@ -65,36 +67,39 @@ def check(
 def _accept_or_draw(
     p: Tensor, drafts: Ids, draft_weights: Tensor | None, seeds: Seeds, positions: Ids
 ) -> tuple[Ids, Numbers]:
-    x = torch.from_numpy(drafts).to(p.device)[:, None]
-    mass = p.cumsum(dim=-1)
+    x = sent(drafts, p)[:, None]
+    mass = running_sums(p)
     q = _covered(p, mass[:, -1:], x, draft_weights)
-    accept_at = _like(p, uniforms(seeds, positions, Purpose.ACCEPT))[:, None]
+    accept_at = sent(uniforms(seeds, positions, Purpose.ACCEPT), p)[:, None]
     accepted = accept_at * q.gather(-1, x) < p.gather(-1, x)
-    left = (p - q).clamp_(min=0.0).cumsum(dim=-1)
+    left = running_sums((p - q).clamp_(min=0.0))
     agreement = 1.0 - left[:, -1] / mass[:, -1]
     nothing = left[:, -1:] <= 0
-    if nothing.any():
+    if _maybe(nothing):
         left = torch.where(nothing, mass, left)
     drawn = _first_above(left, uniforms(seeds, positions, Purpose.RESIDUAL))
     tokens = torch.where(accepted[:, 0], x[:, 0], drawn)
-    return tokens.cpu().numpy(), agreement.cpu().numpy()
+    # Ids are exact in fp64, so that one copy does.
+    numbers = torch.stack((tokens.double(), agreement)).cpu().numpy()
+    return numbers[0].astype(np.int64), numbers[1]
 
 
 def _covered(p: Tensor, total: Tensor, x: Tensor, draft_weights: Tensor | None) -> Tensor:
     """q [R, vocab], scaled to the mass `total` [R, 1] of p."""
     q = torch.zeros_like(p) if draft_weights is None else draft_weights.to(p)
-    mass = q.cumsum(dim=-1)[:, -1:]
+    mass = running_sums(q)[:, -1:]
     certain = mass <= 0
-    if certain.any():
+    if _maybe(certain):
         q = torch.where(certain, torch.zeros_like(q).scatter_(-1, x, 1.0), q)
         mass = torch.where(certain, 1.0, mass)
     return q * (total / mass)
 
 
 def _first_above(cumulative: Tensor, numbers: Numbers) -> Tensor:
-    targets = _like(cumulative, numbers)[:, None] * cumulative[:, -1:]
+    targets = sent(numbers, cumulative)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True)[:, 0]
 
 
-def _like(weights: Tensor, numbers: Numbers) -> Tensor:
-    return torch.from_numpy(numbers).to(weights.device)
+def _maybe(flags: Tensor) -> bool:
+    """Whether one may be set; to ask a device would be to wait for it."""
+    return flags.device.type != "cpu" or bool(flags.any())

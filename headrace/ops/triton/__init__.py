@@ -42,6 +42,8 @@ MODULES = {
     "candidate_mask": "selection",
     "select_top_k": "selection",
 }
+# What is no operator of a model, and so not in the catalogue: who needs it calls it.
+OTHERS = {"noisy_best": "noisy_best"}
 # Those that look their tile up by the number of rows, unless `fixed_tile=True` is given.
 BY_ROWS = ("linear", "grouped_projection", "logits", "moe")
 
@@ -52,7 +54,7 @@ def missing() -> str | None:
 
 
 def function(op: str, **options: bool) -> Callable[..., Any]:
-    """The Triton implementation of `op`, one of `MODULES`; `options` come with every call."""
+    """The Triton implementation of `op`, of `MODULES` or `OTHERS`; `options` come with calls."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return _loaded(op)(*args, **kwargs, **options)
@@ -63,5 +65,6 @@ def function(op: str, **options: bool) -> Callable[..., Any]:
 
 @cache
 def _loaded(op: str) -> Callable[..., Any]:
-    loaded: Callable[..., Any] = getattr(import_module(f"{__name__}.{MODULES[op]}"), op)
+    module = MODULES[op] if op in MODULES else OTHERS[op]
+    loaded: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), op)
     return loaded

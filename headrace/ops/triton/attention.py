@@ -7,6 +7,8 @@ program sees another row.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,7 @@ from headrace.ops.cpu import fixed_tile
 from headrace.ops.records import RecordView
 from headrace.ops.triton import tiles
 from headrace.ops.triton.records import FORMATS, e2m1_to_float, e4m3_to_float, ue8m0_to_float
+from headrace.ops.triton.weights import DECODE_FP4
 
 # What `_records` does not read: index keys, which nothing attends to.
 _OTHERS = (RecordFormat.FP4_UE8M0_32,)
@@ -50,6 +53,35 @@ def _records(
         code = (pair >> (4 * (column % 2))) & 15
         scale = tl.load(data + row + WIDTH // 2 + column // 16, mask=known, other=0).to(tl.int32)
         return e2m1_to_float(code) * e4m3_to_float(scale)
+
+
+@triton.jit
+def _fp4_records(
+    data, row, present, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr
+):
+    """`_records` of FORMAT 2 in DTYPE, exact in both: each byte and each scale is read once."""
+    KEYS: tl.constexpr = row.shape[0]
+    GROUPS: tl.constexpr = COLUMNS // 16
+    byte = tl.arange(0, COLUMNS // 2)[None, :]
+    known = present[:, None] & (byte < WIDTH // 2)
+    code = tl.reshape(tl.load(data + row + byte, mask=known, other=0), (KEYS, GROUPS, 8))
+    group = tl.arange(0, GROUPS)[None, :]
+    known = present[:, None] & (group < WIDTH // 16)
+    scale = tl.load(data + row + WIDTH // 2 + group, mask=known, other=0).to(tl.int32)
+    scale = e4m3_to_float(scale)[:, :, None]
+    if tl.bfloat16 == DTYPE:
+        even, odd = tl.inline_asm_elementwise(
+            DECODE_FP4,
+            "=r,=r,=r,=r,r,r,r",
+            [code, tl.broadcast_to(scale.to(tl.bfloat16), (KEYS, GROUPS, 8))],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        code = code.to(tl.int32)
+        even, odd = e2m1_to_float(code & 15) * scale, e2m1_to_float(code >> 4) * scale
+    return tl.reshape(tl.join(even, odd), (KEYS, COLUMNS)).to(DTYPE)
 
 
 @triton.jit
@@ -93,8 +125,15 @@ def _attend(
     FORMAT: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):
-    """Program (row, head tile); strides in elements. COLUMNS: WIDTH up to a power of two."""
+    """Program (row, head tile, part); strides in elements. COLUMNS: WIDTH up to a power of two.
+
+    Part p takes every PARTS-th tile of keys. PARTS > 1: sums fp32 [PARTS, rows, heads, WIDTH], and
+    behind them [2, PARTS, rows, heads], what `_merge_parts` needs of each part: its highest logit
+    and its total.
+    """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -103,24 +142,68 @@ def _attend(
     q = tl.load(q_ptr + place, mask=inside, other=0.0)
     sink = tl.load(sink_ptr + head, mask=head < heads, other=0.0).to(tl.float32)
     top = sink
-    total = tl.full((HEADS,), 1.0, tl.float32)  # the sink itself
+    # The sink itself, once.
+    part = tl.program_id(2)
+    total = tl.zeros((HEADS,), tl.float32) + tl.where(part == 0, 1.0, 0.0)
     out = tl.zeros((HEADS, COLUMNS), tl.float32)
-    for start in range(0, windows, KEYS):
+    for start in range(part * KEYS, windows, PARTS * KEYS):
         key = start + tl.arange(0, KEYS)
         at = tl.load(index_ptr + row * index_row + key, mask=key < windows, other=-1)
         known = (at >= 0)[:, None] & (column < WIDTH)
         keys = tl.load(window_ptr + at[:, None] * window_row + column, mask=known, other=0.0)
         top, total, out = _add_keys(q, keys.to(q.dtype), at >= 0, top, total, out, scale)
-    for start in range(0, entries, KEYS):
+    for start in range(part * KEYS, entries, PARTS * KEYS):
         key = start + tl.arange(0, KEYS)
         major = tl.load(major_ptr + row * major_row + key, mask=key < entries, other=-1)
         minor = tl.load(minor_ptr + row * minor_row + key, mask=key < entries, other=-1)
         known = (major >= 0)[:, None] & (column < WIDTH)
         at = (major * data_major + minor * data_minor)[:, None]
-        keys = _records(data_ptr, at, column, known, WIDTH, ROPE, FORMAT)
+        if GROUPED and FORMAT == 2:
+            keys = _fp4_records(data_ptr, at, major >= 0, WIDTH, COLUMNS, q.dtype)
+        else:
+            keys = _records(data_ptr, at, column, known, WIDTH, ROPE, FORMAT)
         top, total, out = _add_keys(q, keys.to(q.dtype), major >= 0, top, total, out, scale)
-    result = out / total[:, None]
-    tl.store(out_ptr + row * heads * WIDTH + head[:, None] * WIDTH + column, result, mask=inside)
+    place = row * heads + head
+    if PARTS > 1:
+        count = tl.num_programs(0).to(tl.int64) * heads
+        place += part * count
+        more = out_ptr + PARTS * count * WIDTH + place
+        tl.store(more, top, mask=head < heads)
+        tl.store(more + PARTS * count, total, mask=head < heads)
+    else:
+        out /= total[:, None]
+    tl.store(out_ptr + place[:, None] * WIDTH + column, out, mask=inside)
+
+
+@triton.jit
+def _merge_parts(sum_ptr, out_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """Program (row and head): the softmax over all PARTS of `_attend`."""
+    count = tl.num_programs(0).to(tl.int64)
+    place = tl.program_id(0)
+    more = sum_ptr + PARTS * count * WIDTH + place
+    highest = tl.load(more)
+    for part in tl.static_range(1, PARTS):
+        highest = tl.maximum(highest, tl.load(more + part * count))
+    column = tl.arange(0, COLUMNS)
+    total = 0.0
+    out = tl.zeros((COLUMNS,), tl.float32)
+    for part in tl.static_range(PARTS):
+        share = tl.exp(tl.load(more + part * count) - highest)
+        total += share * tl.load(more + (PARTS + part) * count)
+        at = sum_ptr + (part * count + place) * WIDTH + column
+        out += share * tl.load(at, mask=column < WIDTH, other=0.0)
+    tl.store(out_ptr + place.to(tl.int64) * WIDTH + column, out / total, mask=column < WIDTH)
+
+
+class Choice(NamedTuple):
+    """Heads and keys of a tile, parts of the keys; grouped: see `_fp4_records`."""
+
+    heads: int
+    keys: int
+    stages: int
+    warps: int
+    parts: int = 1
+    grouped: bool = False
 
 
 def sparse_attention(
@@ -138,16 +221,37 @@ def sparse_attention(
         return fixed_tile.sparse_attention(
             q, window, window_index, entries, major, minor, sink, scale
         )
+    tile = tiles.of(q.device)
+    choice = Choice(
+        tile.attention_heads, tile.attention_keys, tile.attention_stages, tile.attention_warps
+    )
+    return attend(q, window, window_index, entries, major, minor, sink, scale, choice)
+
+
+def attend(
+    q: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    entries: RecordView | None,
+    major: Tensor,
+    minor: Tensor,
+    sink: Tensor,
+    scale: float,
+    choice: Choice,
+) -> Tensor:
+    """`sparse_attention` of no index keys, as chosen."""
     rows, heads, width = q.shape
     q, window = _packed(q), _packed(window)
     window_index, major, minor = (_packed(x) for x in (window_index, major, minor))
     out = torch.empty((rows, heads, width), dtype=q.dtype, device=q.device)
     if rows == 0:
         return out
+    parts, columns = choice.parts, triton.next_power_of_2(width)
+    size = parts * rows * heads * (width + 2)
+    sums = out if parts == 1 else torch.empty(size, dtype=torch.float32, device=q.device)
     data = window if entries is None else entries.data
-    tile = tiles.of(q.device)
     with torch.cuda.device_of(q):
-        _attend[(rows, triton.cdiv(heads, tile.attention_heads))](
+        _attend[(rows, triton.cdiv(heads, choice.heads), parts)](
             q,
             window,
             window_index,
@@ -155,7 +259,7 @@ def sparse_attention(
             major,
             minor,
             sink.contiguous(),
-            out,
+            sums,
             scale,
             heads,
             window_index.shape[1],
@@ -168,14 +272,18 @@ def sparse_attention(
             data.stride(0),
             data.stride(-2),
             WIDTH=width,
-            COLUMNS=triton.next_power_of_2(width),
+            COLUMNS=columns,
             ROPE=0 if entries is None else entries.rope_width,
             FORMAT=0 if entries is None else FORMATS[entries.format],
-            HEADS=tile.attention_heads,
-            KEYS=tile.attention_keys,
-            num_stages=tile.attention_stages,
-            num_warps=tile.attention_warps,
+            HEADS=choice.heads,
+            KEYS=choice.keys,
+            PARTS=parts,
+            GROUPED=choice.grouped,
+            num_stages=choice.stages,
+            num_warps=choice.warps,
         )
+        if parts > 1:
+            _merge_parts[(rows * heads,)](sums, out, WIDTH=width, COLUMNS=columns, PARTS=parts)
     return out
 
 

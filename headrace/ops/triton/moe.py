@@ -20,7 +20,7 @@ from torch import Tensor
 from headrace.ops.stored_weights import Weight, halves
 from headrace.ops.triton.products import Tile, choose_tile, multiply
 from headrace.ops.triton.records import round_fp8
-from headrace.ops.triton.weights import compute_dtype, layout, weight_tile
+from headrace.ops.triton.weights import compute_dtype, in_order, layout, weight_tile
 
 # Rows computed at a time, so that the scratch memory of long prompts stays bounded.
 MAX_ROWS = 8192
@@ -77,7 +77,17 @@ def _place(
         tl.store(place_ptr + rest, -1 + 0 * rest, mask=rest < end * ROWS)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _swiglu(gate, up, limit, DTYPE: tl.constexpr):
+    """fp32 of both sums, which are rounded to the compute dtype, as two linear layers would."""
+    # tl.minimum would hide a NaN.
+    g, u = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
+    g = tl.where(g > limit, limit, g)
+    u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
+    return g / (1.0 + tl.exp(-g)) * u
+
+
+@triton.jit(do_not_specialize=["rows", "part_size"])
 def _activate(
     x_ptr,
     code_ptr,
@@ -91,6 +101,7 @@ def _activate(
     columns,
     top_k,
     limit,
+    part_size,
     x_row,
     code_expert,
     code_row,
@@ -98,6 +109,7 @@ def _activate(
     scale_row,
     ROUTED: tl.constexpr,
     GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -105,11 +117,13 @@ def _activate(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
-    """Program (tile of places, tile of outputs): out [places, inner] = weight * swiglu(w1 x, w3 x).
+    """Program (tile of places, of outputs, part): out [places, inner] = weight * swiglu(w1x, w3x).
 
     Not ROUTED: one expert, whose places are the rows, without weights. GROUP > 0: the result is
-    rounded as `fake_fp8` does.
+    rounded as `fake_fp8` does. PARTS > 1: sums of a part of the columns each, fp32 [PARTS, 2,
+    places, inner], for `_finish`.
     """
     codes, scales = code_ptr, scale_ptr
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -130,7 +144,7 @@ def _activate(
     x_place = x_ptr + row.to(tl.int64)[None, :] * x_row
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(0, columns, DEPTH):
+    for start in range(tl.program_id(2) * DEPTH, columns, PARTS * DEPTH):
         column = start + tl.arange(0, DEPTH)
         inside = (column < columns)[:, None] & present[None, :]
         x = tl.load(x_place + column[:, None], mask=inside, other=0.0).to(DTYPE)
@@ -148,6 +162,7 @@ def _activate(
             BLOCK_ROWS,
             BLOCK_COLUMNS,
             DEPTH,
+            PACKED,
         )
         gate = tl.dot(w1, x, gate, input_precision="ieee")
         w3 = weight_tile(
@@ -164,24 +179,62 @@ def _activate(
             BLOCK_ROWS,
             BLOCK_COLUMNS,
             DEPTH,
+            PACKED,
         )
         up = tl.dot(w3, x, up, input_precision="ieee")
-    # Both products are rounded to the compute dtype, as two linear layers would.
-    # (tl.minimum would hide a NaN.)
-    g, u = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
-    g = tl.where(g > limit, limit, g)
-    u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
-    a = g / (1.0 + tl.exp(-g)) * u
+    at = place.to(tl.int64)[None, :] * inner + output[:, None]
+    there = known[:, None] & present[None, :]
+    if PARTS > 1:
+        at += tl.program_id(2).to(tl.int64) * 2 * part_size
+        tl.store(out_ptr + at, gate, mask=there)
+        tl.store(out_ptr + part_size + at, up, mask=there)
+        return
+    a = _swiglu(gate, up, limit, DTYPE)
     if ROUTED:
         a *= tl.load(weight_ptr + place, mask=present, other=0.0).to(tl.float32)[None, :]
     if GROUP > 0:
         groups = tl.reshape(tl.trans(a.to(DTYPE).to(tl.float32)), (ROWS * OUTPUTS // GROUP, GROUP))
         a = tl.trans(tl.reshape(round_fp8(groups), (ROWS, OUTPUTS)))
-    at = out_ptr + place.to(tl.int64)[None, :] * inner + output[:, None]
-    tl.store(at, a, mask=known[:, None] & present[None, :])
+    tl.store(out_ptr + at, a, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_size"])
+def _finish(
+    sum_ptr,
+    expert_ptr,
+    weight_ptr,
+    out_ptr,
+    inner,
+    limit,
+    part_size,
+    ROUTED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PARTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Program (place, tile of outputs): the parts of `_activate` added in order, its result."""
+    place = tl.program_id(0).to(tl.int64)
+    if ROUTED:
+        expert = tl.load(expert_ptr + place)
+        if expert < 0:
+            return
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    known = output < inner
+    at = sum_ptr + place * inner + output
+    gate = tl.zeros((OUTPUTS,), tl.float32)
+    up = tl.zeros((OUTPUTS,), tl.float32)
+    for _ in tl.static_range(PARTS):
+        gate += tl.load(at, mask=known, other=0.0)
+        at += part_size
+        up += tl.load(at, mask=known, other=0.0)
+        at += part_size
+    a = _swiglu(gate, up, limit, DTYPE)
+    if ROUTED:
+        a *= tl.load(weight_ptr + place).to(tl.float32)
+    tl.store(out_ptr + place * inner + output, a, mask=known)
+
+
+@triton.jit(do_not_specialize=["part_size"])
 def _project(
     x_ptr,
     code_ptr,
@@ -191,10 +244,12 @@ def _project(
     out_ptr,
     outputs,
     columns,
+    part_size,
     code_expert,
     code_row,
     scale_expert,
     scale_row,
+    PARTS: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -202,8 +257,12 @@ def _project(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
-    """Program (tile of places, tile of outputs): out [places, outputs] = w2 x [places, columns]."""
+    """Program (tile of places, of outputs, part): out [places, outputs] = w2 x [places, columns].
+
+    PARTS > 1: sums of a part of the columns each, fp32 [PARTS, places, outputs].
+    """
     expert = tl.load(owner_ptr + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -214,7 +273,7 @@ def _project(
     known = output < outputs
     codes, scales = code_ptr + expert * code_expert, scale_ptr + expert * scale_expert
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(0, columns, DEPTH):
+    for start in range(tl.program_id(2) * DEPTH, columns, PARTS * DEPTH):
         column = start + tl.arange(0, DEPTH)
         inside = (column < columns)[:, None] & present[None, :]
         x = tl.load(x_ptr + far * columns + column[:, None], mask=inside, other=0.0)
@@ -232,13 +291,14 @@ def _project(
             BLOCK_ROWS,
             BLOCK_COLUMNS,
             DEPTH,
+            PACKED,
         )
         total = tl.dot(weight, x, total, input_precision="ieee")
-    at = out_ptr + far * outputs + output[:, None]
+    at = out_ptr + tl.program_id(2).to(tl.int64) * part_size + far * outputs + output[:, None]
     tl.store(at, total, mask=known[:, None] & present[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_size"])
 def _combine(
     expert_ptr,
     routed_ptr,
@@ -246,10 +306,15 @@ def _combine(
     out_ptr,
     top_k,
     outputs,
+    part_size,
+    PARTS: tl.constexpr,
     CHOICES: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Program (row, tile of outputs): its places in ascending expert order, then the shared one."""
+    """Program (row, tile of outputs): its places in ascending expert order, then the shared one.
+
+    The PARTS of a place are added first, and rounded as the whole would be.
+    """
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = output < outputs
@@ -263,8 +328,12 @@ def _combine(
         here = rank == number
         at = row * top_k + tl.sum(tl.where(here, choice, 0), 0)
         chosen = tl.sum(tl.where(here & (expert >= 0), 1, 0), 0) > 0
-        found = tl.load(routed_ptr + at * outputs + output, mask=known & chosen, other=0.0)
-        total += found.to(tl.float32)
+        found = tl.zeros((OUTPUTS,), tl.float32)
+        source = routed_ptr + at * outputs + output
+        for _ in tl.static_range(PARTS):
+            found += tl.load(source, mask=known & chosen, other=0.0).to(tl.float32)
+            source += part_size
+        total += found.to(out_ptr.dtype.element_ty).to(tl.float32)
     total += tl.load(shared_ptr + row * outputs + output, mask=known, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * outputs + output, total, mask=known)
 
@@ -286,6 +355,7 @@ class _Tables(NamedTuple):
     owners: Tensor | None
     places: Tensor | None
     tiles: int
+    experts: Tensor | None = None
 
 
 def _sorted_places(experts: Tensor, count: int, rows_per_tile: int) -> _Tables:
@@ -310,7 +380,7 @@ def _sorted_places(experts: Tensor, count: int, rows_per_tile: int) -> _Tables:
         EXPERTS=triton.next_power_of_2(count),
         PLACES=_PLACES,
     )
-    return _Tables(owners, sorted_places, tiles)
+    return _Tables(owners, sorted_places, tiles, experts)
 
 
 def _rounded(x: Tensor, group: int) -> Tensor:
@@ -334,28 +404,29 @@ def _activation(
     act_group: int,
 ) -> Tensor:
     """[T * k, I] of the routed experts (w13 [E, 2I, D]), [T, I] of the shared one ([2I, D])."""
-    # Two weights and two sums are held at a time.
-    tile = tile._replace(outputs=min(tile.outputs, 64), depth=min(tile.depth, 64))
     rows, columns = x.shape
-    inner = w13.shape[-2] // 2
+    inner, parts = w13.shape[-2] // 2, tile.parts or 1
     count = rows if weights is None else weights.numel()
     out = torch.empty((count, inner), dtype=x.dtype, device=x.device)
-    w = layout(w13)
+    shape = (parts, 2, count, inner)
+    sums = out if parts == 1 else torch.empty(shape, dtype=torch.float32, device=x.device)
+    x, w = in_order(x, w13, tile.packed), layout(w13)
     # A tile of whole groups is rounded where it is computed.
-    at_once = bool(act_group) and tile.outputs % act_group == 0
-    _activate[(tables.tiles, triton.cdiv(inner, tile.outputs))](
+    at_once = bool(act_group) and tile.outputs % act_group == 0 and parts == 1
+    _activate[(tables.tiles, triton.cdiv(inner, tile.outputs), parts)](
         x,
         w.codes,
         w.scales,
         tables.owners,
         tables.places,
         weights,
-        out,
+        sums,
         rows,
         inner,
         columns,
         1 if weights is None else weights.shape[1],
         limit,
+        count * inner,
         x.stride(0),
         w.code_strides[0],
         w.code_strides[1],
@@ -363,24 +434,44 @@ def _activation(
         w.scale_strides[1],
         ROUTED=weights is not None,
         GROUP=act_group if at_once else 0,
+        PARTS=parts,
         DTYPE=compute_dtype(x.dtype),
         **w.constants,
         ROWS=tile.rows,
         OUTPUTS=tile.outputs,
         DEPTH=tile.depth,
+        PACKED=tile.packed,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+    if parts > 1:
+        _finish[(count, triton.cdiv(inner, 1024))](
+            sums,
+            tables.experts,
+            weights,
+            out,
+            inner,
+            limit,
+            count * inner,
+            ROUTED=weights is not None,
+            DTYPE=compute_dtype(x.dtype),
+            PARTS=parts,
+            OUTPUTS=1024,
+        )
     return out if at_once else _rounded(out, act_group)
 
 
 def _projection(x: Tensor, w2: Weight, tables: _Tables, tile: Tile) -> Tensor:
-    """x [T * k, I], w2 [E, D, I] -> [T * k, D]; places without an expert are not written."""
+    """x [T * k, I], w2 [E, D, I] -> [parts, T * k, D], fp32 if parts > 1.
+
+    Places without an expert are not written.
+    """
     places, columns = x.shape
-    outputs = w2.shape[-2]
-    out = torch.empty((places, outputs), dtype=x.dtype, device=x.device)
-    w = layout(w2)
-    _project[(tables.tiles, triton.cdiv(outputs, tile.outputs))](
+    outputs, parts = w2.shape[-2], tile.parts or 1
+    dtype = x.dtype if parts == 1 else torch.float32
+    out = torch.empty((parts, places, outputs), dtype=dtype, device=x.device)
+    x, w = in_order(x, w2, tile.packed), layout(w2)
+    _project[(tables.tiles, triton.cdiv(outputs, tile.outputs), parts)](
         x,
         w.codes,
         w.scales,
@@ -389,19 +480,27 @@ def _projection(x: Tensor, w2: Weight, tables: _Tables, tile: Tile) -> Tensor:
         out,
         outputs,
         columns,
+        places * outputs,
         w.code_strides[0],
         w.code_strides[1],
         w.scale_strides[0],
         w.scale_strides[1],
+        PARTS=parts,
         DTYPE=compute_dtype(x.dtype),
         **w.constants,
         ROWS=tile.rows,
         OUTPUTS=tile.outputs,
         DEPTH=tile.depth,
+        PACKED=tile.packed,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
     return out
+
+
+def _of_two(tile: Tile) -> Tile:
+    """For `_activation`, which holds two weights and two sums at a time."""
+    return tile._replace(outputs=min(tile.outputs, 64), depth=min(tile.depth, 64))
 
 
 def _some_rows(
@@ -419,13 +518,13 @@ def _some_rows(
     count, outputs = routed[0].shape[0], out.shape[1]
     compute = compute_dtype(x.dtype)
     rounded = _rounded(x, act_group)
-    tile = choose_tile(rows, compute, fixed)
+    tile = _of_two(choose_tile(rows, compute, fixed))
     alone = _Tables(None, None, triton.cdiv(rows, tile.rows))
     a = _activation(rounded, shared[0], None, alone, tile, limit, act_group)
     common = multiply(a, shared[1], 1, x.dtype, fixed=fixed)
     tile = choose_tile(triton.cdiv(rows * top_k, count), compute, fixed)
     tables = _sorted_places(experts, count, tile.rows)
-    a = _activation(rounded, routed[0], weights, tables, tile, limit, act_group)
+    a = _activation(rounded, routed[0], weights, tables, _of_two(tile), limit, act_group)
     y = _projection(a, routed[1], tables, tile)
     _combine[(rows, triton.cdiv(outputs, 1024))](
         experts,
@@ -434,6 +533,8 @@ def _some_rows(
         out,
         top_k,
         outputs,
+        rows * top_k * outputs,
+        PARTS=y.shape[0],
         CHOICES=triton.next_power_of_2(top_k),
         OUTPUTS=1024,
     )

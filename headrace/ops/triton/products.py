@@ -20,7 +20,7 @@ from headrace.ops.reference import attention as reference_attention
 from headrace.ops.reference import head as reference_head
 from headrace.ops.reference import norm as reference_norm
 from headrace.ops.stored_weights import StoredWeight, Weight
-from headrace.ops.triton.weights import compute_dtype, layout, weight_tile
+from headrace.ops.triton.weights import compute_dtype, in_order, layout, weight_tile
 
 
 class Tile(NamedTuple):
@@ -31,6 +31,10 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+    # Parts of the sum over columns; 0: by the number of programs.
+    parts: int = 0
+    # See `weight_tile`.
+    packed: int = 1
 
 
 FIXED = Tile(32, 64, 64, 4, 3)
@@ -75,6 +79,7 @@ def _multiply(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Program (tile of rows and outputs, group, part).
 
@@ -108,6 +113,7 @@ def _multiply(
             BLOCK_ROWS,
             BLOCK_COLUMNS,
             DEPTH,
+            PACKED,
         )
         total = tl.dot(weight, x, total, input_precision="ieee")
     far = (part.to(tl.int64) * rows + row)[None, :] * out_row
@@ -126,11 +132,18 @@ def _add_parts(part_ptr, out_ptr, size, PARTS: tl.constexpr, SIZE: tl.constexpr)
 
 
 def multiply(
-    x: Tensor, weight: Weight, groups: int, dtype: torch.dtype, *, fixed: bool = False
+    x: Tensor,
+    weight: Weight,
+    groups: int,
+    dtype: torch.dtype,
+    *,
+    fixed: bool = False,
+    tile: Tile | None = None,
 ) -> Tensor:
     """x [T, groups * K], weight [groups * N, K] -> [T, groups * N] in `dtype`.
 
     Products are formed in x's dtype, but in fp32 if x or a plain weight of a wide result is.
+    tile: instead of that of the tables.
     """
     rows, (all_outputs, columns) = x.shape[0], weight.shape
     outputs = all_outputs // groups
@@ -141,10 +154,11 @@ def multiply(
     compute = compute_dtype(x.dtype)
     if isinstance(weight, Tensor) and dtype == torch.float32:
         compute = compute_dtype(x.dtype, weight.dtype)
-    tile = choose_tile(rows, compute, fixed)
-    w = layout(weight)
+    tile = tile or choose_tile(rows, compute, fixed)
+    x, w = in_order(x, weight, tile.packed), layout(weight)
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-    parts = 1 if fixed else _part_count(tiles * groups, triton.cdiv(columns, tile.depth))
+    depth_tiles = triton.cdiv(columns, tile.depth)
+    parts = 1 if fixed else tile.parts or part_count(tiles * groups, depth_tiles)
     shape = (parts, rows, all_outputs)
     sums = out if parts == 1 else torch.empty(shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
@@ -166,6 +180,7 @@ def multiply(
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
+            PACKED=tile.packed,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -175,7 +190,7 @@ def multiply(
     return out
 
 
-def _part_count(programs: int, depth_tiles: int) -> int:
+def part_count(programs: int, depth_tiles: int) -> int:
     """A power of two, so that few kernels are compiled; each part has two tiles or more."""
     parts = 1
     while parts < _MAX_PARTS and programs * parts < _PROGRAMS and depth_tiles >= 4 * parts:
@@ -198,6 +213,7 @@ def _decode(
     BLOCK_COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Program (tile of rows, tile of columns)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -216,6 +232,7 @@ def _decode(
         BLOCK_ROWS,
         BLOCK_COLUMNS,
         DEPTH,
+        PACKED,
     )
     column = start + tl.arange(0, DEPTH)
     place = out_ptr + row.to(tl.int64)[:, None] * columns + column[None, :]
@@ -236,10 +253,11 @@ def numbers(weight: StoredWeight, dtype: torch.dtype) -> Tensor:
             columns,
             w.code_strides[1],
             w.scale_strides[1],
-            DTYPE=compute_dtype(dtype),
+            DTYPE=tl.float32,
             **w.constants,
             ROWS=32,
             DEPTH=128,
+            PACKED=0,
         )
     return out
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from headrace.core import rng
 from headrace.engine import gumbel
 from headrace.engine.uniforms import draft_seeds, words
+from headrace.ops import noisy_best
+from tests.fake_card import CARD, fake_card
 
 
 def streams_of(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -125,6 +127,7 @@ def test_extreme_noise_is_not_overlooked(
     seeds, positions = streams_of(1)
     expected = plain(logits, np.ones(1), stream)
     assert gumbel.draw(logits, np.ones(1), seeds, positions).tolist() == expected
+    assert gumbel._drawn_on_device(logits, np.ones(1), stream).tolist() == expected
 
 
 def unmixed(value: int) -> int:
@@ -149,3 +152,146 @@ def test_rough_noise_is_within_its_bounds() -> None:
     rough = -gumbel._Search(3, vocab)._loss(streams, vocab)
     exact = gumbel.noise(np.repeat(streams, vocab), np.tile(np.arange(vocab), 3)).reshape(3, vocab)
     assert (rough - exact).min() > -0.3 and (rough - exact).max() < 0.9
+
+
+# --- logits of a device -----------------------------------------------------------------------
+
+# What `rng.mix64` gives where v is near 0, near 1 and on both sides of the middle.
+EXTREMES = [
+    *(bits for power in range(65) for bits in (2**power - 1, 2**power) if bits < 2**64),
+    *(2**64 - 1 - bits for power in range(63) for bits in (2**power - 1, 2**power)),
+    *(2**63 + bits for bits in (-(2**13), -(2**12), -1, 1, 2**12, 2**13)),
+]
+FOUR = [1e-5, 0.3, 1.0, 2.0]
+
+
+def levelled(temperatures: np.ndarray, streams: np.ndarray, vocab: int) -> torch.Tensor:
+    """Logits fp64 whose noise cancels them: all totals of a row are equal but for rounding."""
+    rows = len(streams)
+    noise = gumbel.noise(np.repeat(streams, vocab), np.tile(np.arange(vocab), rows))
+    return torch.from_numpy(-noise.reshape(rows, vocab) * temperatures[:, None])
+
+
+def exact_totals(logits: torch.Tensor, temperatures: np.ndarray, streams: np.ndarray) -> np.ndarray:
+    rows, vocab = logits.shape
+    scaled = logits.double().numpy() / temperatures[:, None]
+    noise = gumbel.noise(np.repeat(streams, vocab), np.tile(np.arange(vocab), rows))
+    return scaled - scaled.max(axis=1, keepdims=True) + noise.reshape(rows, vocab)
+
+
+def check_search(search: noisy_best.NoisyBest, totals: np.ndarray) -> None:
+    """What a search lists is within ERROR of the exact totals, and `rest` bounds the others."""
+    listed, ids, rest = search.totals.cpu().numpy(), search.ids.cpu().numpy(), search.rest
+    assert ids.min() >= 0 and ids.max() < totals.shape[1]
+    exact = np.take_along_axis(totals, ids, axis=1)
+    there = np.isfinite(listed)
+    matter = there & (exact > totals.max(axis=1, keepdims=True) - 45)
+    assert np.abs(listed[matter] - exact[matter]).max() < noisy_best.ERROR
+    for row, known in enumerate(ids):
+        others = np.delete(totals[row], known[there[row]])
+        bound = max(float(rest[row]), totals[row].max() - 45)
+        assert not len(others) or others.max() <= bound + noisy_best.ERROR
+        assert len(set(known[there[row]].tolist())) == there[row].sum()
+
+
+def test_the_noise_of_a_search_is_within_its_bound_wherever_v_lies() -> None:
+    words_ = np.array([unmixed(bits) for bits in EXTREMES], dtype=np.uint64)
+    bits = gumbel.mixed(words_)
+    assert bits.tolist() == EXTREMES
+    v = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    exact = -np.log(-np.log1p(-v))
+    assert exact.min() < -3.5 and exact.max() > 36.7
+    found = -noisy_best._loss(torch.from_numpy(words_.view(np.int64))).double().numpy()
+    assert np.abs(found - exact).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [1, 3, 8, 9, 1003, 129_280])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e30])
+def test_a_search_keeps_its_bounds(vocab: int, spread: float, dtype: torch.dtype) -> None:
+    rows = 40 if vocab < 1000 else 4
+    temperatures = np.resize([*FOUR[1:], 1e3, 1e-5], rows)
+    streams = words(*streams_of(rows, vocab))
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
+    logits *= spread
+    if vocab > 2:
+        logits[:, 2] = -torch.inf
+    arguments = torch.from_numpy(temperatures), torch.from_numpy(streams.view(np.int64))
+    found = noisy_best.plain(logits, logits.amax(dim=1), *arguments)
+    check_search(found, exact_totals(logits, temperatures, streams))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [1, 3, 8, 9, 64, 1003, 129_280])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
+def test_a_device_draws_what_the_host_draws(vocab: int, spread: float, dtype: torch.dtype) -> None:
+    rows = 300 if vocab < 1000 else 8
+    seeds, positions = streams_of(rows, vocab)
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
+    logits = logits * spread
+    if vocab > 2:
+        logits[:, 2] = -torch.inf
+        logits[: rows // 2, vocab // 2 :] = -torch.inf  # most are banned
+    temperatures = np.resize([*FOUR, 1e6, 1e-20], rows)
+    expected = gumbel.draw(logits, temperatures, seeds, positions).tolist()
+    with fake_card():
+        found = gumbel.draw(logits.to(CARD), temperatures, seeds, positions)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [2, 9, 1003, 20_000])
+def test_a_row_that_candidates_do_not_decide_is_searched_on_the_host(
+    vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Totals that differ in their last bits only, beside rows with one candidate and with two."""
+    temperatures = np.resize(FOUR[1:], 6)
+    streams = words(*streams_of(6, vocab))
+    logits = levelled(temperatures, streams, vocab).to(dtype)
+    logits[4] = torch.linspace(0, 9, vocab)
+    logits[5, 2:] = -torch.inf
+    whole: list[int] = []
+    on_host = gumbel._drawn_on_host
+
+    def counted(values: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        whole.append(len(values))
+        return on_host(values, *others)
+
+    monkeypatch.setattr(gumbel, "_drawn_on_host", counted)
+    found = gumbel._drawn_on_device(logits, temperatures, streams)
+    assert found.tolist() == plain(logits, temperatures, streams)
+    assert whole == ([4] if vocab > 8 else [])
+
+
+def test_an_id_that_a_search_does_not_list_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that lists too little and says so."""
+
+    def lists_the_last(logits: torch.Tensor, *_: torch.Tensor) -> noisy_best.NoisyBest:
+        ids = torch.full((len(logits), 1), logits.shape[1] - 1)
+        return noisy_best.NoisyBest(torch.zeros(ids.shape), ids, torch.zeros(len(logits)))
+
+    monkeypatch.setattr(gumbel, "noisy_best", lists_the_last)
+    streams = words(*streams_of(5))
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1))
+    found = gumbel._drawn_on_device(logits, np.ones(5), streams)
+    assert found.tolist() == plain(logits, np.ones(5), streams)
+
+
+def test_ties_on_a_device_take_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gumbel, "noise", lambda streams, ids: np.zeros(len(ids)))
+    monkeypatch.setattr(noisy_best, "_loss", lambda words: torch.zeros(words.shape))
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0], [5.0, 3.0, 5.0, 5.0]])
+    found = gumbel._drawn_on_device(logits, np.ones(2), words(*streams_of(2)))
+    assert found.tolist() == [1, 0]
+
+
+def test_a_draw_on_a_device_waits_once_and_copies_a_few_numbers() -> None:
+    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(2))
+    seeds, positions = streams_of(6)
+    with fake_card() as card:
+        there = logits.to(CARD)
+        card.reads.clear()
+        card.sizes.clear()
+        gumbel.draw(there, np.ones(6), seeds, positions)
+        assert card.reads == ["aten::_to_copy"]
+        assert card.sizes[0] < 6 * 30

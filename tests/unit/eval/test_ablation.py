@@ -70,12 +70,24 @@ def test_half_of_the_candidate_blocks_are_left(checkpoint: Any) -> None:
 
 
 def test_random_scores_have_the_shape_of_scores() -> None:
+    from headrace.core.kv import RecordFormat
     from headrace.eval.ablation import _random_scores
+    from headrace.ops.records import RecordView
 
-    q, weights, keys = torch.zeros(2, 5, 4, 8), torch.zeros(2, 5, 4), torch.zeros(2, 9, 8)
-    scores = _random_scores(q, weights, keys)
-    assert scores.shape == (2, 5, 9)
+    q, weights = torch.zeros(10, 4, 8), torch.zeros(10, 4)
+    keys = RecordView(torch.zeros(3, 4, 8), RecordFormat.PLAIN, 8)
+    blocks, visible = torch.zeros((2, 3), dtype=torch.int64), torch.full((10,), 9)
+    scores = _random_scores(q, weights, keys, blocks, visible, 9)
+    assert scores.shape == (10, 9)
     assert len(scores.unique()) == 90
+    visible[0] = 4
+    allowed = torch.ones((10, 9), dtype=torch.bool)
+    allowed[1, 2] = False
+    scores = _random_scores(q, weights, keys, blocks, visible, 9, allowed)
+    hidden = torch.zeros((10, 9), dtype=torch.bool)
+    hidden[0, 4:] = hidden[1, 2] = True
+    assert (scores == -torch.inf).equal(hidden)
+    assert _random_scores(q, weights, keys, blocks, visible).shape == (10, 12)
 
 
 def test_the_tail_loss_is_that_of_one_forward_over_everything(checkpoint: Any) -> None:
