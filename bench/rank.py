@@ -225,6 +225,7 @@ class Rank:
                 max_sequences=sequences,
                 max_rows=rows,
                 max_blocks=each,
+                guarded=True,
             )
             batch = self.batch(sequences, rows, each)
             start_s = time.perf_counter()
@@ -264,8 +265,8 @@ class Rank:
         with profile(activities=kinds) as found:
             for _ in range(PROFILED):
                 step()
-            if self.is_cuda:
-                torch.cuda.synchronize()
+                if self.is_cuda:  # the next one's inputs take the place of these
+                    torch.cuda.synchronize()
         key = "self_device_time_total" if self.is_cuda else "self_cpu_time_total"
         rows = sorted(found.key_averages(), key=lambda row: -getattr(row, key))
         rows = [row for row in rows if getattr(row, key) > 0]

@@ -33,7 +33,7 @@ def command(
     from headrace.ops.registry import explain
 
     if not json_lines:
-        print(f"{'OPERATOR':<20} {'USES':<12} OTHERS")
+        print(f"{'OPERATOR':<20} {'USES':<16} OTHERS")
     numerics = Numerics(dtype=dtype, batch_invariant=batch_invariant)
     for found in explain(IMPLEMENTATIONS, platform, numerics):
         others = {impl.name: why for impl, why in found.rejected}
@@ -41,5 +41,5 @@ def command(
             print(json.dumps({"op": found.op, "chosen": found.chosen.name, "others": others}))
             continue
         reasons = "; ".join(f"{name}: {why}" for name, why in others.items())
-        print(f"{found.op:<20} {found.chosen.name:<12} {reasons}".rstrip())
+        print(f"{found.op:<20} {found.chosen.name:<16} {reasons}".rstrip())
     return 0

@@ -14,6 +14,7 @@ from headrace.cli.integer import Integer
 if TYPE_CHECKING:
     from headrace.engine.memory_plan import MemoryPlan
 
+DEFAULT_CONTEXT = 8192
 # Exit code of the command line when nothing fits.
 NOTHING_FITS = 1
 
@@ -23,7 +24,7 @@ def memory(
     model: Path,
     gpus: Annotated[str, Parameter(allow_leading_hyphen=True)],
     weights: Literal["stored", "bfloat16", "float32"] = "stored",
-    context: Integer = 8192,
+    context: Integer | None = None,
     draft: Annotated[bool, Parameter(negative="--no-draft")] = True,
     json_lines: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -45,7 +46,8 @@ def memory(
     weights: str
         stored: in the checkpoint's own formats; else all converted to that dtype.
     context: int
-        Tokens of each request, prompt and answer together.
+        Tokens of each request, prompt and answer together (default: 8192, or the model's limit
+        where that is less).
     draft: bool
         Count the draft module, if the model has one.
     json_lines: bool
@@ -57,13 +59,14 @@ def memory(
 
     count, size = parse_gpus(gpus)
     config = read_config(model) if model.is_dir() else read_config_file(model)
+    spec = ModelSpec.from_config(config)
     plan = plan_memory(
-        ModelSpec.from_config(config),
+        spec,
         gpus=count,
         gpu_bytes=size,
         weights=weights,
         with_draft=draft,
-        context=context,
+        context=min(DEFAULT_CONTEXT, spec.max_position) if context is None else context,
     )
     if json_lines:
         print(json.dumps(asdict(plan)))

@@ -29,6 +29,7 @@ FLAGS = (
     "prefix_cache",
     "jump_forward",
 )
+OPTIONAL_FLAGS = ("overlap", "graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +123,10 @@ class EngineConfig:
             self._check_choice("truncate", TRUNCATE_MODES)
         if self.speculation is not None:
             Policy.parse(self.speculation)
-        for name in FLAGS:
+        for name in (*FLAGS, *OPTIONAL_FLAGS):
+            if getattr(self, name) is None and name in OPTIONAL_FLAGS:
+                continue
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
-                    param=f"engine.{name}",
-                )
-        for name in ("overlap", "graphs"):
-            if getattr(self, name) not in (None, True, False):
                 raise ConfigError(
                     f"engine.{name} must be true or false, got {getattr(self, name)!r}.",
                     param=f"engine.{name}",

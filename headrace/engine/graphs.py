@@ -11,6 +11,7 @@ device in one piece from pinned memory, so that a step never waits for the devic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -76,15 +77,18 @@ class DecodeGraphs:
         max_sequences: int,
         max_rows: int,
         max_blocks: int,
+        guarded: bool = False,
     ) -> None:
         """max_sequences: of a step. max_rows: of a sequence in a decode step: 1 and its drafts.
-        max_blocks: of a request's table."""
+        max_blocks: of a request's table. guarded: a wait for the device in a replay is an error;
+        for tests and measurements, since it holds for whatever the process does meanwhile."""
         self._model, self._cache, self._platform = model, cache, platform
         self._ladders = (
             ladder(SEQUENCES, max_sequences, 2),
             ladder((1,), max_rows, max_rows),
             ladder((BLOCKS,), max_blocks, 4),
         )
+        self._guarded = guarded
         self._recorder = platform.recorder()
         self._recorded: dict[Shape, tuple[_Inputs, Graph]] = {}
 
@@ -105,7 +109,7 @@ class DecodeGraphs:
         found = self._recorded.get(shape)
         if found is not None:
             inputs, graph = found
-            with self._platform.forbid_waits():
+            with self._platform.forbid_waits() if self._guarded else nullcontext():
                 inputs.fill(batch, self._model.gather_engram(batch))
                 return inputs.wanted(batch, graph.replay())
         tables = self._model.gather_engram(batch)

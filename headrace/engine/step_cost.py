@@ -19,6 +19,7 @@ from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.engine.speculation.cost import StepCost
 from headrace.engine.speculation.curve import Curve, default_sizes, measure
 from headrace.kv.cache import KVCache
+from headrace.kv.layout import BLOCK_TOKENS
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
 from headrace.platforms import CpuPlatform, Platform
@@ -49,45 +50,48 @@ def measure_cost(
     stopwatch = platform.stopwatch
     each = draft_length + 1
     requests = min(max_num_seqs, -(-max_rows // each))
+    blocks = -(-(CONTEXT_TOKENS + each) // BLOCK_TOKENS)  # of a request
     cache = KVCache(
         model.kv_groups(),
-        num_blocks=requests + 1,
+        num_blocks=requests * blocks + 1,
         num_slots=requests + 1,
         dtype=model.numerics.torch_dtype,
         device=model.device,
     )
     graphs = None
     if recorded:
-        limits = {"max_sequences": requests, "max_rows": each, "max_blocks": 1}
-        graphs = DecodeGraphs(model, cache, platform, **limits)
+        graphs = DecodeGraphs(
+            model, cache, platform, max_sequences=requests, max_rows=each, max_blocks=blocks
+        )
     tile = INVARIANT_ROW_MULTIPLE if model.numerics.batch_invariant else 1
     ids = np.zeros(CONTEXT_TOKENS + max(each, tile), dtype=np.int64)
 
-    def forward(rows: int) -> float:
-        shares = []
-        for slot in range(1, -(-rows // each) + 1):
-            count = min(each, rows - (slot - 1) * each)
-            shares.append(BatchRow(ids, CONTEXT_TOKENS, count, [slot], slot, "all"))
-        if padding := -rows % tile:
-            shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
-        batch = Batch.build(shares, model.max_ngram)
-        run: Callable[[], object] = partial(model.forward, batch, cache)
-        if graphs is not None:
-            graphs.run(batch)  # records its shape, if it is new
-            run = partial(graphs.run, batch)
+    def timed(run: Callable[[], object]) -> float:
         watch = stopwatch()
         run()
         watch.stop()
         return watch.seconds()
 
+    def forward(rows: int) -> float:
+        shares = []
+        for slot in range(1, -(-rows // each) + 1):
+            count = min(each, rows - (slot - 1) * each)
+            table = range(1 + (slot - 1) * blocks, 1 + slot * blocks)
+            shares.append(BatchRow(ids, CONTEXT_TOKENS, count, table, slot, "all"))
+        if padding := -rows % tile:
+            shares.append(BatchRow(ids, 0, padding, [0], 0, "none"))
+        batch = Batch.build(shares, model.max_ngram)
+        run: Callable[[], object] = partial(model.forward, batch, cache)
+        if graphs is not None:
+            run = partial(graphs.run, batch)
+            timed(run)  # records its shape, if it is new; inputs hold until the device has run
+        return timed(run)
+
     def draft(count: int) -> float:
         slots = torch.arange(1, count + 1)
         newest = torch.zeros(count, dtype=torch.int64)
         places = torch.full_like(newest, CONTEXT_TOKENS)
-        watch = stopwatch()
-        model.draft(newest, places, slots, cache, length=draft_length)
-        watch.stop()
-        return watch.seconds()
+        return timed(partial(model.draft, newest, places, slots, cache, length=draft_length))
 
     with torch.inference_mode():
         verify = _measured(forward, min(max_rows, requests * each))

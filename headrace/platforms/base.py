@@ -149,6 +149,6 @@ class Platform(Protocol):
     def forbid_waits(self) -> AbstractContextManager[None]:
         """An error where the host waits for the device within; a device that is the host has none.
 
-        For the thread's own device operations; waiting for an event is allowed.
+        Also in other threads: it is for tests and measurements. Waiting for an event is allowed.
         """
         ...

@@ -129,7 +129,7 @@ class CudaPlatform:
 
     @contextmanager
     def forbid_waits(self) -> Iterator[None]:
-        """torch's own guard; it is one of the process."""
+        """torch's own guard; it is one of the process, and two at once would leave it on."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -88,8 +88,9 @@ def test_replays_have_the_bits_of_eager_steps(model: Model, card: Platform, draf
     rows = 1 + (model.spec.draft.block_size if drafts and model.spec.draft else 0)
     ids = np.random.default_rng(4).integers(3, 500, (SEQUENCES, START + 40))
     caches = [prefilled(model, ids) for _ in range(2)]
+    limits = {"max_sequences": 6, "max_rows": rows, "max_blocks": BLOCKS, "guarded": True}
     graphs = [
-        DecodeGraphs(model, cache, platform, max_sequences=6, max_rows=rows, max_blocks=BLOCKS)
+        DecodeGraphs(model, cache, platform, **limits)
         for cache, platform in zip(caches, (card, Eager(card)), strict=True)
     ]
     place = np.array([START + n for n in range(SEQUENCES)])

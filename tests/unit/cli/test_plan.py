@@ -40,6 +40,18 @@ def test_json_of_a_directory(config: Path, capsys: pytest.CaptureFixture[str]):
     assert all(row["short_bytes"] > 0 for row in plan["rows"])
 
 
+def test_the_default_context_is_one_that_the_model_has(
+    config: Path, capsys: pytest.CaptureFixture[str]
+):
+    for most, expected in ((None, 8192), (1000, 1000)):
+        fields = v41_flash()
+        if most is not None:
+            fields["text_config"]["max_position_embeddings"] = most
+        config.write_text(json.dumps(fields))
+        run("--model", str(config), "--gpus", "8xH200", "--json")
+        assert json.loads(capsys.readouterr().out)["context"] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

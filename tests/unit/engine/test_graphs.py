@@ -19,8 +19,10 @@ from headrace.errors import ConfigError
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
-from headrace.model.loader import load_model
+from headrace.model.loader import load_model, random_model
+from headrace.model.spec import ModelSpec
 from headrace.model.tiny import write_tiny
+from headrace.model.tiny_presets import preset_config
 from headrace.ops.numerics import Numerics
 from headrace.platforms import CpuPlatform
 
@@ -204,8 +206,71 @@ def test_costs_are_measured_as_steps_will_run(folder: Path, recorded: bool):
     assert platform.replayed >= 2 * platform.recorded
 
 
+class Waiting(Counting):
+    """Lists replays and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def record(self, work: Any) -> Any:
+        def listed() -> Any:
+            self.events.append("replay")
+            return work()
+
+        return super().record(listed)
+
+    def stopwatch(self) -> Any:
+        watch = super().stopwatch()
+        seconds = watch.seconds
+        watch.seconds = lambda: (self.events.append("wait"), seconds())[1]
+        return watch
+
+
+class Guard(CpuPlatform):
+    """Counts guards against waits."""
+
+    guards = 0
+
+    def forbid_waits(self) -> Any:
+        self.guards += 1
+        return super().forbid_waits()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_replays_are_guarded_on_demand_only(folder: Path, guarded: bool):
+    """A guard holds for all threads of the process, also those of other engines."""
+    model, platform = load_model(folder, Numerics()), Guard()
+    graphs = graphs_of(model, platform, guarded=guarded)
+    for _ in range(3):
+        graphs.run(Batch.build(decoding(1, 1), model.max_ngram))
+    assert platform.guards == (2 if guarded else 0)
+
+
+@pytest.mark.parametrize("folder", ["tiny-8"], indirect=True)
+def test_costs_wait_for_each_replay(folder: Path):
+    """Inputs of a step lie where those of the step before it are read from."""
+    model, platform = load_model(folder, Numerics(), with_draft=True), Waiting()
+    measure_cost(model, 3, 4, 16, platform, recorded=True)
+    following = zip(platform.events, platform.events[1:], strict=False)
+    assert ("replay", "replay") not in following
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("block_size", [27, 28, 160])
+def test_costs_of_drafts_that_fill_a_block(recorded: bool, block_size: int):
+    """What a measured request computes may reach into its second block of tokens and beyond."""
+    config = preset_config("tiny-8", quantised=False, compressed_vocab=300)
+    config["text_config"]["dspark_block_size"] = block_size
+    spec, platform = ModelSpec.from_config(config), CpuPlatform()
+    model = random_model(spec, Numerics(), platform, with_draft=True)
+    cost = measure_cost(model, block_size, 2, 2 * block_size + 2, platform, recorded=recorded)
+    assert (cost.verify_s(1, 2 * block_size) > 0).all()
+
+
 def test_graphs_that_cannot_be_are_refused(folder: Path):
     with pytest.raises(ConfigError, match="batch-invariant"):
         LLM(folder, EngineConfig(graphs=True, batch_invariant=True))
-    with pytest.raises(ConfigError, match="must be true or false"):
-        EngineConfig(graphs="yes")
+    for value in ("yes", 1, 0, 0.0, []):
+        with pytest.raises(ConfigError, match="must be true or false"):
+            EngineConfig(graphs=value)
