@@ -40,7 +40,8 @@ class EngineConfig:
     the first card where torch finds one, else the CPU; the CPU also for small models, which it
     answers faster, and if only batch-invariant operators will do, which no card has yet.
     weights: "stored", quantised matrices stay in the checkpoint's format and are decoded while they
-    multiply, or "converted" to `dtype`; None: stored on a card in bfloat16, else converted.
+    multiply, or "converted" to `dtype`; None: stored on a card in bfloat16 with Triton,
+    else converted.
     dtype: None: bfloat16 on a card, else float32.
     dtype, kv_quant, act_quant, batch_invariant: numeric mode, see `ops/numerics.py`. deterministic:
     the same request gives the same tokens, whatever runs beside it and whatever is cached; includes

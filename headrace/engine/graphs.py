@@ -91,6 +91,7 @@ class DecodeGraphs:
         self._guarded = guarded
         self._recorder = platform.recorder()
         self._recorded: dict[Shape, tuple[_Inputs, Graph]] = {}
+        self._too_large: set[Shape] = set()
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -102,7 +103,7 @@ class DecodeGraphs:
         sent then lies where the device reads the inputs of this call.
         """
         shape = self._shape(batch)
-        if shape is None:
+        if shape is None or shape in self._too_large:
             return None
         if shape not in self._recorded and len(self._recorded) >= MAX_GRAPHS:
             return None
@@ -113,13 +114,22 @@ class DecodeGraphs:
                 inputs.fill(batch, self._model.gather_engram(batch))
                 return inputs.wanted(batch, graph.replay())
         tables = self._model.gather_engram(batch)
+        try:
+            inputs, graph = self._record(shape, tables)
+        except torch.OutOfMemoryError:
+            self._too_large.add(shape)  # the step runs without one, in pieces that are given back
+            return None
+        self._recorded[shape] = inputs, graph
+        inputs.fill(batch, tables)
+        return inputs.wanted(batch, graph.replay())
+
+    def _record(self, shape: Shape, tables: Sequence[Tensor]) -> tuple[_Inputs, Graph]:
+        """A shape's inputs and graph; tables: Engram rows, of which dtype and width count."""
         inputs = _Inputs(self._platform, shape, tables)
         # Recorded with sequences that have no rows: it runs once on the way, and a second run of
         # the same rows may find what the first one wrote where it reads.
         graph = self._recorder.record(lambda: self._model.decode(inputs.on_device, self._cache))
-        self._recorded[shape] = inputs, graph
-        inputs.fill(batch, tables)
-        return inputs.wanted(batch, graph.replay())
+        return inputs, graph
 
     def _shape(self, batch: Batch) -> Shape | None:
         """The smallest shape that the batch fits into."""

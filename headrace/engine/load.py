@@ -32,6 +32,7 @@ from headrace.model.batch import Batch, BatchRow
 from headrace.model.deepseek.model import Model
 from headrace.model.loader import load_model
 from headrace.model.spec import DraftSpec, ModelSpec
+from headrace.ops import triton
 from headrace.ops.numerics import Numerics
 from headrace.platforms import Platform, choose_platform
 
@@ -54,10 +55,12 @@ def numerics_of(config: EngineConfig) -> Numerics:
 def keeps_stored(config: EngineConfig, platform: Platform) -> bool:
     """Whether quantised matrices stay as the checkpoint has them.
 
-    In fp32 and fp64 a device multiplies with libraries, on a CPU with operators that take numbers.
+    In fp32 and fp64 a device multiplies with libraries, on a CPU with operators that take numbers,
+    and without Triton a weight would be decoded as a whole whenever it is used.
     """
     if config.weights is None:
-        return platform.device != "cpu" and config.dtype == "bfloat16"
+        on_card = platform.device != "cpu" and triton.missing() is None
+        return on_card and config.dtype == "bfloat16"
     return config.weights == "stored"
 
 

@@ -144,13 +144,15 @@ class _CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all graphs: what torch keeps of a stream's memory, no other one can use.
+        self._stream = torch.cuda.Stream(device)
 
     def record(self, work: Callable[[], Tensor]) -> Graph:
         """A CUDA graph; `work` runs once before, so that kernels are compiled and libraries ready.
 
         Other threads may use the card meanwhile.
         """
-        stream = torch.cuda.Stream(self._device)
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):

@@ -268,6 +268,20 @@ def test_costs_of_drafts_that_fill_a_block(recorded: bool, block_size: int):
     assert (cost.verify_s(1, 2 * block_size) > 0).all()
 
 
+def test_a_shape_that_does_not_fit_runs_without_a_graph(folder: Path):
+    class Full(Counting):
+        def record(self, work: Any) -> Any:
+            self.recorded += 1
+            raise torch.OutOfMemoryError
+
+    model, platform = load_model(folder, Numerics()), Full()
+    graphs = graphs_of(model, platform)
+    batch = Batch.build(decoding(3, 1), model.max_ngram)
+    assert graphs.run(batch) is None
+    assert graphs.run(batch) is None
+    assert platform.recorded == 1  # asked once only
+
+
 def test_graphs_that_cannot_be_are_refused(folder: Path):
     with pytest.raises(ConfigError, match="batch-invariant"):
         LLM(folder, EngineConfig(graphs=True, batch_invariant=True))

@@ -27,6 +27,7 @@ from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
 from headrace.model.tiny import write_tiny
+from headrace.ops import triton
 from headrace.ops.numerics import Numerics
 from headrace.platforms import CpuPlatform, Platform
 from headrace.recipe.tokenizer import Tokenizer
@@ -241,6 +242,7 @@ def test_a_card_computes_in_bf16_with_weights_as_they_are_stored(monkeypatch: py
         raise UnsupportedError("enough")
 
     monkeypatch.setattr(load, "load_model", loading)
+    monkeypatch.setattr(triton, "missing", lambda: None)
     for platform, expected in (
         (FakePlatform(), ("bfloat16", True)),
         (CpuPlatform(), ("float32", False)),
@@ -256,3 +258,8 @@ def test_a_card_computes_in_bf16_with_weights_as_they_are_stored(monkeypatch: py
             with pytest.raises(UnsupportedError, match="enough"):
                 load.load_engine(embedded_model(), config)
             assert (found["numerics"].dtype, found["keep_stored"]) == wanted
+    monkeypatch.setattr(triton, "missing", lambda: "needs Triton")
+    monkeypatch.setattr(load, "choose_platform", partial(_given, FakePlatform()))
+    with pytest.raises(UnsupportedError, match="enough"):
+        load.load_engine(embedded_model(), EngineConfig())
+    assert not found["keep_stored"]
