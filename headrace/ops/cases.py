@@ -369,6 +369,7 @@ _CASES: dict[str, dict[str, Builder]] = {
         "fp8": _attention("fp8", 2, 64, 70, 64),
         "nope": _attention("fp8_nope", 2, 48, 3, 9),
         "released": _attention("fp4_e4m3_released", 8, 512, 128, 64),
+        "released_heads": _attention("fp4_e4m3_released", 64, 512, 128, 64),
         "released_nope": _attention("fp8_nope_released", 8, 512, 128, 64),
     },
     "grouped_projection": {

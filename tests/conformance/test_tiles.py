@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import pytest
 import torch
 
@@ -14,16 +12,19 @@ def test_unknown_cards_get_the_smallest_tiles():
     for capability in ((8, 6), (8, 9), (12, 1), (13, 0)):
         assert tiles.for_capability(capability) is tiles.SMALLEST
     for row in tiles.CARDS.values():
-        assert all(
-            least <= n for least, n in zip(astuple(tiles.SMALLEST), astuple(row), strict=True)
-        )
+        assert row.shared_bytes >= tiles.SMALLEST.shared_bytes
+        assert all(a <= b for a, b in zip(tiles.SMALLEST.attention, row.attention, strict=True))
+        assert set(tiles.SMALLEST.attention_bf16) <= set(row.attention_bf16)
 
 
 def test_all_choices_are_powers_of_two_where_triton_wants_them():
     for row in tiles.CARDS.values():
-        for count in (row.attention_heads, row.attention_keys, row.attention_warps):
-            assert count.bit_count() == 1
-        assert min(row.attention_heads, row.attention_keys) >= 16  # what tl.dot takes
+        for shape in (row.attention, *row.attention_bf16):
+            assert all(n.bit_count() == 1 for n in (shape.heads, shape.keys, shape.warps))
+            assert min(shape.heads, shape.keys) >= 16  # what tl.dot takes
+        heads = [shape.heads for shape in row.attention_bf16]
+        assert heads == sorted(set(heads))
+        assert heads[0] == 16
 
 
 def test_a_card_is_asked_once(monkeypatch: pytest.MonkeyPatch):

@@ -21,13 +21,15 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from headrace.ops.catalogue import IMPLEMENTATIONS  # noqa: E402
-from headrace.ops.triton import attention, records  # noqa: E402
+from headrace.ops.triton import attention, records, tiles  # noqa: E402
 
 # The interpreter's own, with NumPy 1.25 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 tl = triton.language
-SPARSE = next(i for i in IMPLEMENTATIONS if (i.op, i.name) == ("sparse_attention", "triton"))
+SPARSE = next(
+    i for i in IMPLEMENTATIONS if (i.op, i.name) == ("sparse_attention", "triton_invariant")
+)
 
 
 @triton.jit
@@ -68,7 +70,8 @@ def test_every_code_is_decoded_exactly(kind: int):
 def test_sparse_attention(variant: str):
     for rows in (2,) if "released" in variant else (0, 1, 3, 33):
         case = cases.build("sparse_attention", variant, rows, torch.float32)
-        found = attention.sparse_attention(*case.args)
+        found = SPARSE.function(*case.args)
+        assert found.equal(attention.sparse_attention(*case.args))
         expected = reference.sparse_attention(*case.args)
         assert found.dtype == expected.dtype
         assert error(found, expected) <= SPARSE.tolerance["float32"]
@@ -95,8 +98,8 @@ def test_every_tile_choice_agrees_with_reference(variant: str, choice: attention
 
 def test_rows_do_not_see_each_other():
     case = cases.build("sparse_attention", "fp4", 96, torch.float32)
-    chosen = {name: rows[:8] for name, rows in selections(96).items()}
-    check_rows(SPARSE, case, chosen)
+    several = {name: rows[:8] for name, rows in selections(96).items()}
+    check_rows(SPARSE, case, several)
 
 
 def test_more_places_without_a_key_change_nothing():
@@ -104,5 +107,54 @@ def test_more_places_without_a_key_change_nothing():
     q, window, index, view, major, minor, sink, scale = case.args
     none = torch.full((5, 100), -1)
     wider = torch.cat((major, none), 1), torch.cat((minor, none), 1)
-    found = attention.sparse_attention(q, window, index, view, *wider, sink, scale)
-    assert found.equal(attention.sparse_attention(*case.args))
+    found = SPARSE.function(q, window, index, view, *wider, sink, scale)
+    assert found.equal(SPARSE.function(*case.args))
+
+
+def chosen(
+    rows: int,
+    heads: int,
+    form: RecordFormat | None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    width: int = 512,
+    keys: int = 512,
+    fixed: bool = False,
+) -> attention.Choice:
+    """Of a window of 128 and so many entries."""
+    q = torch.empty((rows, heads, width), dtype=dtype, device="meta")
+    window, places = torch.empty((rows, 128)), torch.empty((rows, keys))
+    view = None if form is None else RecordView(torch.empty(0), form, width)
+    return attention.choose(q, window, view, places, fixed)
+
+
+@pytest.mark.parametrize("capability", list(tiles.CARDS))
+def test_attention_is_chosen_by_rows_and_heads(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+):
+    card = tiles.for_capability(capability)
+    monkeypatch.setattr(tiles, "of", lambda device: card)
+    for form in (None, *RecordFormat):
+        for heads in (1, 4, 8, 16, 24, 32, 64, 100, 128):
+            alike = {chosen(rows, heads, form, fixed=True) for rows in (1, 6, 33, 4096)}
+            assert len(alike) == 1
+            assert alike.pop().parts == 1
+            for rows in (1, 6, 33, 192, 4096):
+                found = chosen(rows, heads, form)
+                assert found.heads < 2 * max(heads, 16)  # none for heads that are not there
+                assert not found.grouped or form is RecordFormat.FP4_E4M3_16
+                shape = tiles.AttentionTile(*found[:4])
+                assert shape in (card.attention, *card.attention_bf16)
+                assert chosen(rows, heads, form, dtype=torch.float32)[:5] == (*card.attention, 1)
+                assert chosen(rows, heads, form, width=576)[:4] == card.attention
+        assert chosen(1, 8, form, keys=16).parts <= 128 // 16
+        assert chosen(1, 8, form).parts > 1 == chosen(4096, 8, form).parts
+
+
+def test_measured_choices_of_an_h200(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "of", lambda device: tiles.for_capability((9, 0)))
+    form = RecordFormat.FP4_E4M3_16
+    assert chosen(6, 64, form) == (16, 32, 2, 4, 8, True)
+    for rows in (192, 768, 4096):
+        assert chosen(rows, 64, form) == (64, 64, 2, 8, 1, True)
+    assert chosen(6, 64, form, fixed=True) == (64, 64, 2, 8, 1, True)

@@ -47,7 +47,7 @@ MODULES = {
 # What is no operator of a model, and so not in the catalogue: who needs it calls it.
 OTHERS = {"noisy_best": "noisy_best"}
 # Those that look their tile up by the number of rows, unless `fixed_tile=True` is given.
-BY_ROWS = ("linear", "grouped_projection", "logits", "moe")
+BY_ROWS = ("linear", "grouped_projection", "logits", "moe", "sparse_attention")
 
 
 def installed() -> bool:

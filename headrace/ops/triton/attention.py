@@ -2,7 +2,8 @@
 
 A program computes some heads of one row over tiles of keys (`tiles`): window keys first, then
 records, which are decoded as they are read. Tiles without a valid key change nothing, and no
-program sees another row.
+program sees another row. By default few rows take tiles of fewer heads and have their keys cut into
+parts, so that they fill a card; with `fixed_tile` all row counts are computed alike.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.core.kv import RecordFormat
-from headrace.ops.cpu import fixed_tile
+from headrace.ops.cpu import fixed_tile as cpu_fixed_tile
 from headrace.ops.records import RecordView
 from headrace.ops.triton import tiles
 from headrace.ops.triton.records import FORMATS, e2m1_to_float, e4m3_to_float, ue8m0_to_float
@@ -206,6 +207,39 @@ class Choice(NamedTuple):
     grouped: bool = False
 
 
+# So many warps of such programs run at once on an H200; fewer rows are cut into parts for it.
+_WARPS = 1056
+_MAX_PARTS = 8
+# Whose tiles take few registers, so that more heads or keys fit.
+_SMALL = (RecordFormat.PLAIN, RecordFormat.FP4_E4M3_16)
+
+
+def choose(
+    q: Tensor, window_index: Tensor, entries: RecordView | None, minor: Tensor, fixed: bool
+) -> Choice:
+    """By rows, or the same for all rows if `fixed`; arguments as those of `sparse_attention`."""
+    (rows, heads, width), tile = q.shape, tiles.of(q.device)
+    form = RecordFormat.PLAIN if entries is None else entries.format
+    small = q.dtype == torch.bfloat16 and width <= 512 and form in _SMALL
+    candidates = tile.attention_bf16 if small else (tile.attention,)
+    # No more heads at a time than there are.
+    candidates = candidates[: 1 + sum(shape.heads < heads for shape in candidates)]
+    grouped = small and form is RecordFormat.FP4_E4M3_16
+    if fixed or q.dtype == torch.float32:
+        return Choice(*candidates[-1], grouped=grouped)
+    keys = max(window_index.shape[1], 0 if entries is None else minor.shape[1])
+    for shape in candidates:
+        programs = rows * triton.cdiv(heads, shape.heads)
+        parts = 1
+        while parts < _MAX_PARTS and 2 * parts * shape.keys <= keys:
+            parts *= 2
+        if programs * parts * shape.warps <= _WARPS:
+            break
+    while parts > 1 and programs * parts * shape.warps > _WARPS:
+        parts //= 2
+    return Choice(*shape, parts, grouped)
+
+
 def sparse_attention(
     q: Tensor,
     window: Tensor,
@@ -215,16 +249,15 @@ def sparse_attention(
     minor: Tensor,
     sink: Tensor,
     scale: float,
+    *,
+    fixed_tile: bool = False,
 ) -> Tensor:
     """`reference.sparse_attention`; entries stored as index keys go to it."""
     if entries is not None and entries.format in _OTHERS:
-        return fixed_tile.sparse_attention(
+        return cpu_fixed_tile.sparse_attention(
             q, window, window_index, entries, major, minor, sink, scale
         )
-    tile = tiles.of(q.device)
-    choice = Choice(
-        tile.attention_heads, tile.attention_keys, tile.attention_stages, tile.attention_warps
-    )
+    choice = choose(q, window_index, entries, minor, fixed_tile)
     return attend(q, window, window_index, entries, major, minor, sink, scale, choice)
 
 
