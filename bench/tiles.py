@@ -230,7 +230,7 @@ def attention_choices(rows: int) -> tuple[Any, ...]:
     """(heads, keys, stages, warps, parts, grouped)."""
     from headrace.ops.triton.attention import Choice
 
-    present = Choice(16, 32, 3, 4)
+    present = Choice(16, 32, 2, 4, 8, True) if rows < 9 else Choice(64, 64, 2, 8, 1, True)
     kept = [(16, 32, 3, 4), (16, 32, 2, 4), (16, 64, 2, 4), (32, 32, 2, 4), (32, 32, 3, 8)]
     kept += [(64, keys, stages, 8) for keys in (16, 32, 64) for stages in (1, 2, 3)]
     kept = [c for c in kept if c != (64, 64, 3, 8)]
@@ -261,7 +261,7 @@ def product_choices(
     """Tiles of so many rows for a kernel of `per` rows a weight; two: w1 and w3 at a time."""
     from headrace.ops.triton.products import Tile
 
-    found = [present, present._replace(packed=1)]
+    found = [present]
     parts = (1,) if per > 32 else (1, 2) if form == "fp4" or max(rows) > 16 else (1, 2, 4, 8)
     for count, (outputs, depth, warps, stages), part in product(rows, SHAPES, parts):
         sums = (2 if two else 1) * outputs * count // (32 * warps)
@@ -276,26 +276,33 @@ def product_choices(
 
 def problems() -> Iterator[Problem]:
     """All of them, those that take most of a step first."""
-    from headrace.ops.triton import moe, products
+    from headrace.ops.triton import product_tiles
 
-    def present(rows: int) -> Any:
-        return next((t for t in products.BY_ROWS if rows <= t.rows), products.BY_ROWS[-1])
+    def present(rows: int, name: str, form: str) -> Any:
+        if form == "fp4":
+            table = product_tiles.ROUTED_1 if name == "activate" else product_tiles.ROUTED_2
+        elif form == "bf16":
+            table = product_tiles.WIDE
+        else:
+            few = name in ("qa_kv", "shared_2") and rows <= 16
+            table = product_tiles.ANY if few else product_tiles.WORDS
+        return product_tiles.choose_tile(table, rows, 512, 227 << 10)
 
     yield from (attention(rows, attention_choices(rows)) for rows in (6, 192, 768))
     tiles = {6: (16,), 192: (16, 32, 64), 768: (32, 64, 128), 4096: (64, 128)}
     for rows, name in product(tiles, ("activate", "project")):
         per = -(-rows * CHOSEN // EXPERTS)
-        now = present(per)._replace(packed=0)
-        now = moe._of_two(now) if name == "activate" else now
+        now = present(per, name, "fp4")
         counts = (64, 128) if rows == 4096 else tiles[rows]
         yield routed(name, rows, product_choices(counts, per, now, name == "activate", "fp4"))
     yield attention(4096, attention_choices(4096))
     counted = {6: (16,), 192: (64, 32), 768: (128, 64)}
     for rows in counted:
-        now = present(rows)._replace(packed=0)
-        two = product_choices(counted[rows], rows, moe._of_two(now), True, "fp8")
+        now = present(rows, "shared", "fp8")._replace(parts=8 if rows == 6 else 1)
+        two = product_choices(counted[rows], rows, now, True, "fp8")
         yield shared(rows, two)
         for name, size in PRODUCTS.items():
+            now = present(rows, name, size[3])
             one = product_choices(counted[rows], rows, now, False, size[3])
             yield multiplied(name, rows, one)
 

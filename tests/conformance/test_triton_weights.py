@@ -17,7 +17,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from headrace.ops.catalogue import IMPLEMENTATIONS  # noqa: E402
-from headrace.ops.triton import moe, products, weights  # noqa: E402
+from headrace.ops.triton import moe, product_tiles, products, tiles, weights  # noqa: E402
 
 # The interpreter's own, with NumPy 1.25 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -166,7 +166,7 @@ def test_many_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
 
 def test_few_rows_of_few_outputs_are_cut_into_parts():
     counts = [
-        products.part_count(programs, tiles)
+        product_tiles.part_count(programs, tiles, 264)
         for programs, tiles in ((20, 40), (20, 3), (100, 40), (300, 40), (1, 1000))
     ]
     assert counts == [8, 1, 4, 1, 8]
@@ -181,8 +181,115 @@ def test_weights_are_taken_as_they_lie():
 
 @pytest.mark.parametrize("variant", [v for v in cases.CASES["moe"] if "released" not in v])
 def test_sums_of_experts_may_be_cut_into_parts(variant: str, monkeypatch: pytest.MonkeyPatch):
-    choose = products.choose_tile
-    monkeypatch.setattr(moe, "choose_tile", lambda *a: choose(*a)._replace(parts=3))
+    one, two = product_tiles.shared_tile, product_tiles.routed_tiles
+    monkeypatch.setattr(moe, "shared_tile", lambda *a: one(*a)._replace(parts=3))
+    monkeypatch.setattr(moe, "routed_tiles", lambda *a: [t._replace(parts=3) for t in two(*a)])
     case = cases.build("moe", variant, 35, torch.float32)
     expected = REFERENCE["moe"].function(*case.args, **case.kwargs)
     assert error(moe.moe(*case.args, **case.kwargs), expected) <= 1e-5
+
+
+def stored(form: WeightFormat, outputs: int, columns: int, block: tuple[int, int]) -> StoredWeight:
+    """Codes of one matrix that nothing reads."""
+    codes = torch.empty((outputs, columns // (2 if form is WeightFormat.FP4 else 1)))
+    scales = torch.empty((outputs // block[0] + 1, columns // block[1] + 1))
+    return StoredWeight(codes.to(torch.uint8), scales.to(torch.uint8), form, block)
+
+
+def test_words_are_read_only_where_a_weight_allows_it():
+    """Whole 128 columns, blocks of 32 or 128, rows that begin at words."""
+    fp8, fp4 = WeightFormat.FP8, WeightFormat.FP4
+    for form, columns, block, fits in (
+        (fp8, 256, (128, 128), True),
+        (fp8, 256, (1, 32), True),
+        (fp4, 128, (1, 32), True),
+        (fp8, 256, (64, 64), False),
+        (fp8, 256, (8, 256), False),
+        (fp8, 192, (32, 32), False),
+        (fp4, 96, (1, 32), False),
+    ):
+        assert weights.in_words(stored(form, 48, columns, block)) is fits
+    whole = stored(fp8, 48, 256, (128, 128))
+    apart = torch.empty((48, 258), dtype=torch.uint8)
+    assert not weights.in_words(StoredWeight(apart[:, :256], whole.scales, fp8, whole.block))
+    later = torch.empty(48 * 256 + 1, dtype=torch.uint8)[1:].view(48, 256)
+    assert not weights.in_words(StoredWeight(later, whole.scales, fp8, whole.block))
+    assert not weights.in_words(torch.empty((48, 256)))
+
+
+CARDS = [pytest.param(card, id=str(capability)) for capability, card in tiles.CARDS.items()]
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_tiles_fit_their_weights_and_cards(card: tiles.Tiles, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "of", lambda device: card)
+    kinds = [
+        stored(WeightFormat.FP8, 64, columns, block)
+        for columns in (96, 128, 384, 512, 2304)
+        for block in ((128, 128), (32, 32), (64, 64))
+    ]
+    kinds += [stored(WeightFormat.FP4, 64, columns, (1, 32)) for columns in (96, 128, 384, 512)]
+    kinds += [torch.empty((64, 384), dtype=torch.bfloat16)]
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in (1, 16, 17, 33, 65, 256, 257, 5000):
+            x = torch.empty((rows, 2), dtype=dtype)
+            for fixed in (True, False):
+                for first in kinds:
+                    compute = weights.compute_dtype(dtype)
+                    found = [product_tiles.product_tile(first, 1, x, compute, fixed)]
+                    found += [product_tiles.shared_tile(first, x, fixed)]
+                    for tile in found:
+                        check_tile(tile, first, dtype, card)
+                    for second in kinds:
+                        pair = product_tiles.routed_tiles(first, second, rows, x, fixed)
+                        assert pair[0].rows == pair[1].rows
+                        for tile, weight in zip(pair, (first, second), strict=True):
+                            check_tile(tile, weight, dtype, card)
+
+
+def check_tile(
+    tile: products.Tile, weight: weights.Weight, dtype: torch.dtype, card: tiles.Tiles
+) -> None:
+    if tile.packed == 2:
+        assert dtype == torch.bfloat16
+        assert weights.in_words(weight)
+        assert weight.shape[-1] % tile.depth == 0
+        assert tile.rows <= 64 or card.shared_bytes > product_tiles._LARGE_CARD
+    assert all(n.bit_count() == 1 for n in (tile.rows, tile.outputs, tile.depth, tile.warps))
+
+
+def test_a_tile_of_all_row_counts_is_the_same_for_all():
+    for weight in (
+        stored(WeightFormat.FP8, 64, 512, (128, 128)),
+        stored(WeightFormat.FP4, 64, 512, (1, 32)),
+        torch.empty((64, 512), dtype=torch.bfloat16),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            found = set()
+            for rows in (1, 16, 40, 300, 5000):
+                x, compute = torch.empty((rows, 2), dtype=dtype), weights.compute_dtype(dtype)
+                found.add(
+                    (
+                        product_tiles.product_tile(weight, 1, x, compute, True),
+                        product_tiles.shared_tile(weight, x, True),
+                        *product_tiles.routed_tiles(weight, weight, rows, x, True),
+                    )
+                )
+            assert len(found) == 1
+            assert found.pop()[1].parts in (0, 1)
+
+
+def test_measured_tiles_of_an_h200(monkeypatch: pytest.MonkeyPatch):
+    """Eight experts' rows: see docs/perf-log.md."""
+    monkeypatch.setattr(tiles, "of", lambda device: tiles.for_capability((9, 0)))
+    fp4, fp8 = (
+        stored(WeightFormat.FP4, 4608, 5120, (1, 32)),
+        stored(WeightFormat.FP8, 4608, 5120, (128, 128)),
+    )
+    x = torch.empty((6, 5120), dtype=torch.bfloat16)
+    assert product_tiles.routed_tiles(fp4, fp4, 1, x, False) == (
+        (16, 64, 256, 4, 3, 1, 2, 264),
+        (16, 128, 128, 4, 3, 1, 2, 264),
+    )
+    assert product_tiles.routed_tiles(fp4, fp4, 96, x, False)[0][:3] == (128, 128, 128)
+    assert product_tiles.shared_tile(fp8, x, False)[:7] == (16, 64, 128, 4, 3, 8, 2)

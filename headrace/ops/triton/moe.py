@@ -4,8 +4,8 @@ Places (row, choice) are numbered row by row. `_count` and `_place` sort them by
 of rows, an expert's last tile padded with -1; the tables are as long as they can become. Then one
 kernel computes w1, w3 and the activation of a tile, one w2, both over places in any order, and one
 adds up each row's results in ascending expert order. Neighbouring programs share an expert's
-weights. Tiles follow the rows of an expert, or are always `products.FIXED` (see there). What
-changes with the number of rows is not specialised on: nothing is compiled during a request.
+weights. Tiles follow the rows of an expert, or are the same for all row counts, see
+`product_tiles`. What changes with the number of rows is not specialised on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.ops.stored_weights import Weight, halves
-from headrace.ops.triton.products import Tile, choose_tile, multiply
+from headrace.ops.triton.product_tiles import Tile, routed_tiles, shared_tile
+from headrace.ops.triton.products import multiply
 from headrace.ops.triton.records import round_fp8
 from headrace.ops.triton.weights import compute_dtype, in_order, layout, weight_tile
 
@@ -498,11 +499,6 @@ def _projection(x: Tensor, w2: Weight, tables: _Tables, tile: Tile) -> Tensor:
     return out
 
 
-def _of_two(tile: Tile) -> Tile:
-    """For `_activation`, which holds two weights and two sums at a time."""
-    return tile._replace(outputs=min(tile.outputs, 64), depth=min(tile.depth, 64))
-
-
 def _some_rows(
     x: Tensor,
     experts: Tensor,
@@ -516,15 +512,14 @@ def _some_rows(
 ) -> None:
     rows, top_k = experts.shape
     count, outputs = routed[0].shape[0], out.shape[1]
-    compute = compute_dtype(x.dtype)
     rounded = _rounded(x, act_group)
-    tile = _of_two(choose_tile(rows, compute, fixed))
+    tile = shared_tile(shared[0], x, fixed)
     alone = _Tables(None, None, triton.cdiv(rows, tile.rows))
     a = _activation(rounded, shared[0], None, alone, tile, limit, act_group)
     common = multiply(a, shared[1], 1, x.dtype, fixed=fixed)
-    tile = choose_tile(triton.cdiv(rows * top_k, count), compute, fixed)
+    first, tile = routed_tiles(*routed, triton.cdiv(rows * top_k, count), x, fixed)
     tables = _sorted_places(experts, count, tile.rows)
-    a = _activation(rounded, routed[0], weights, tables, _of_two(tile), limit, act_group)
+    a = _activation(rounded, routed[0], weights, tables, first, limit, act_group)
     y = _projection(a, routed[1], tables, tile)
     _combine[(rows, triton.cdiv(outputs, 1024))](
         experts,

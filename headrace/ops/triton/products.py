@@ -4,12 +4,11 @@ A program computes some outputs of some rows, outputs by rows: the decoded weigh
 that stays in registers. Sums are fp32. By default the tile is looked up by the number of rows, the
 sum over columns may be cut into parts (added in order), and what torch does well is left to it:
 plain weights, and many rows, for which a stored weight is decoded once. With `fixed_tile` every row
-count takes `FIXED` and no parts, so that a row's bits do not depend on the rows beside it.
+count takes one tile and no parts, so that a row's bits do not depend on the rows beside it. Tiles
+are chosen in `product_tiles`.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,42 +19,11 @@ from headrace.ops.reference import attention as reference_attention
 from headrace.ops.reference import head as reference_head
 from headrace.ops.reference import norm as reference_norm
 from headrace.ops.stored_weights import StoredWeight, Weight
+from headrace.ops.triton.product_tiles import Tile, part_count, product_tile
 from headrace.ops.triton.weights import compute_dtype, in_order, layout, weight_tile
 
-
-class Tile(NamedTuple):
-    """How much a program computes at a time: rows, outputs, columns of the sum."""
-
-    rows: int
-    outputs: int
-    depth: int
-    warps: int
-    stages: int
-    # Parts of the sum over columns; 0: by the number of programs.
-    parts: int = 0
-    # See `weight_tile`.
-    packed: int = 1
-
-
-FIXED = Tile(32, 64, 64, 4, 3)
-# The first tile whose rows are enough, else the last.
-BY_ROWS = (Tile(16, 64, 128, 4, 3), FIXED, Tile(64, 64, 64, 4, 3), Tile(128, 128, 32, 8, 3))
-# fp32 is multiplied without tensor cores.
-FIXED_FP32 = Tile(16, 32, 32, 4, 2)
-BY_ROWS_FP32 = (FIXED_FP32, Tile(32, 32, 32, 4, 2))
 # From so many rows on a stored weight is decoded once, for torch.
 DENSE_ROWS = 1024
-# So many programs fill a large card twice; few rows of few outputs are cut into parts for it.
-_PROGRAMS = 264
-_MAX_PARTS = 8
-
-
-def choose_tile(rows: int, dtype: tl.dtype, fixed: bool) -> Tile:
-    """The tile for so many rows."""
-    if fixed:
-        return FIXED_FP32 if dtype == tl.float32 else FIXED
-    table = BY_ROWS_FP32 if dtype == tl.float32 else BY_ROWS
-    return next((tile for tile in table if rows <= tile.rows), table[-1])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -154,15 +122,16 @@ def multiply(
     compute = compute_dtype(x.dtype)
     if isinstance(weight, Tensor) and dtype == torch.float32:
         compute = compute_dtype(x.dtype, weight.dtype)
-    tile = tile or choose_tile(rows, compute, fixed)
+    tile = tile or product_tile(weight, groups, x, compute, fixed)
     x, w = in_order(x, weight, tile.packed), layout(weight)
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
+    programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
     depth_tiles = triton.cdiv(columns, tile.depth)
-    parts = 1 if fixed else tile.parts or part_count(tiles * groups, depth_tiles)
+    parts = tile.parts or part_count(programs * groups, depth_tiles, tile.programs)
+    parts = 1 if fixed else parts
     shape = (parts, rows, all_outputs)
     sums = out if parts == 1 else torch.empty(shape, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        _multiply[(tiles, groups, parts)](
+        _multiply[(programs, groups, parts)](
             x,
             w.codes,
             w.scales,
@@ -188,14 +157,6 @@ def multiply(
             size = out.numel()
             _add_parts[(triton.cdiv(size, 1024),)](sums, out, size, PARTS=parts, SIZE=1024)
     return out
-
-
-def part_count(programs: int, depth_tiles: int) -> int:
-    """A power of two, so that few kernels are compiled; each part has two tiles or more."""
-    parts = 1
-    while parts < _MAX_PARTS and programs * parts < _PROGRAMS and depth_tiles >= 4 * parts:
-        parts *= 2
-    return parts
 
 
 @triton.jit

@@ -323,6 +323,16 @@ def weight_tile(
         return tl.reshape(number, (ROWS, DEPTH))
 
 
+def in_words(weight: Weight) -> bool:
+    """Whether PACKED 2 of `weight_tile` can read it, with a depth of 128."""
+    if not isinstance(weight, StoredWeight):
+        return False
+    if weight.shape[-1] % 128 or weight.block[1] not in (32, 128):
+        return False
+    codes = _packed(weight.codes)
+    return all(n % 4 == 0 for n in (codes.data_ptr(), *_strides(codes)))
+
+
 def in_order(x: Tensor, weight: Weight, packed: int) -> Tensor:
     """x [.., K] with its columns as tiles of the weight have them, see `weight_tile`."""
     if packed < 2 or not isinstance(weight, StoredWeight):
