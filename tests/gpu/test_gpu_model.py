@@ -54,12 +54,16 @@ def test_weights_as_they_are_stored(
     if missing() or rehearsed:
         pytest.skip(missing() or "Triton compiles for real cards only")
     case = GoldenCase.open(golden_model_dir(name), card)
-    for numerics, tolerance in ((FP32, 2e-5), (Numerics("bfloat16", kv_quant=False), 0.06)):
+    # In bf16 a last bit may select other entries in single positions.
+    modes = ((FP32, 2e-5, 2e-6), (Numerics("bfloat16", kv_quant=False), 0.2, 0.02))
+    for numerics, most, mean in modes:
         stored, converted = (
             run_case(case, load_model(case.directory, numerics, platform=card, keep_stored=keep))
             for keep in (True, False)
         )
-        assert np.abs(stored - converted).max() <= tolerance * max(1.0, np.abs(converted).max())
+        errors = np.abs(stored - converted) / max(1.0, float(np.abs(converted).max()))
+        assert errors.max() <= most
+        assert errors.mean() <= mean
 
 
 def test_logits_do_not_depend_on_chunking(

@@ -252,6 +252,29 @@ def test_bad_schemas_are_a_400_with_their_path(served: Served, schema: Any, path
     assert error["message"].startswith(error["param"])
 
 
+@pytest.mark.parametrize("choice", ["required", "auto", {"name": "f"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_strict_tools_that_nothing_can_call_are_a_400(
+    served: Served, choice: Any, stream: bool
+) -> None:
+    """Before anything is generated, with the tool and the parameter."""
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^abcde$", "maxLength": 3}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    function = {"name": "f", "strict": True, "parameters": parameters}
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    tools = [{"type": "function", "function": function}]
+    response = served.chat(tools=tools, tool_choice=choice, stream=stream)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_grammar", "tools")
+    assert "f.a: no text meets a pattern together with" in error["message"]
+
+
 def test_unknown_keywords_of_strict_schemas_are_a_400(served: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLen": 3}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}

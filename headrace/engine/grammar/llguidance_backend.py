@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, get_version
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
@@ -37,6 +38,10 @@ MAX_SCHEMA_DEPTH = 100
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (?:(?:at )?(?:\d+\(\d+\)|EOF): )*")
 # What it says of a token that its own mask did not have.
 _NOT_ALLOWED = "doesn't satisfy the grammar"
+# Terminals of one line, each with the comment in front of it: (comment, definition, name).
+_TERMINAL = re.compile(r"(?:^(//[^\n]*)\n)?^(([A-Z][A-Z0-9_]*): [^\n]*)$", re.MULTILINE)
+# What the library says where a terminal has no text.
+_NOTHING = "NoExtensionBias"
 _CIRCULAR = re.compile(r'at (\d+)\(\d+\): circular reference in token "(\w+)"')
 
 
@@ -83,7 +88,32 @@ class LlguidanceBackend:
             raise InvalidGrammar(_reason(kind, template.get_error()), param="grammar")
         if rules is not None:
             check_ends(rules)
+            self._check_texts(text)
         return LlguidanceGrammar(template, json_schema)
+
+    def _check_texts(self, text: str) -> None:
+        """Raise InvalidGrammar where terminals that cut several expressions have no text at all.
+
+        The library notices only when it gets there, in the middle of an answer.
+        """
+        lines = _TERMINAL.findall(text)
+        known = "\n".join(definition for _, definition, _ in lines)
+        for comment, definition, name in lines:
+            if " & " not in definition:
+                continue
+            lark = f"start: {name}\n{known}{_OPTIONS}"
+            matcher = LLMatcher(self._tokenizer, lark, log_level=0, limits=self._limits)
+            if matcher.is_error():
+                continue  # it needs more than terminals of one line
+            words = np.zeros(-(-self._tokenizer.vocab_size // 32), dtype=np.int32)
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if matcher.is_error() and _NOTHING in matcher.get_error():
+                where = comment.removeprefix("// ").strip().strip('"') or name
+                raise InvalidGrammar(
+                    f"{where}: no text meets a pattern together with another one, a format or a "
+                    "length beside it.",
+                    param="grammar",
+                )
 
     def serialise(self, grammar: Any) -> bytes | None:
         """None: llguidance has no format for compiled grammars."""

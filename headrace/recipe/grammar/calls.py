@@ -69,9 +69,13 @@ class CallGrammar:
         # Required ones first: then one range of bits says whether all are there.
         parameters = sorted(tool.parameters, key=lambda parameter: not parameter.required)
         required = sum(parameter.required for parameter in parameters)
-        texts = [self._parameter(f"/{literal_regex(p.name)}/", p.values) for p in parameters]
+        texts = [
+            self._parameter(f"/{literal_regex(p.name)}/", p.values, f"{tool.name}.{p.name}")
+            for p in parameters
+        ]
         if tool.extra is not None:
-            texts.append(self._parameter(self._extra_name(tool, rule), tool.extra))
+            name = self._extra_name(tool, rule)
+            texts.append(self._parameter(name, tool.extra, f"{tool.name}.*"))
         head = f"{rule}: " + _text(f'{tool.name}">\n')
         empty = "" if required else f" | {self._nothing}"
         if not texts:
@@ -101,9 +105,9 @@ class CallGrammar:
             items.append(f"({texts[-1]})*")
         return " ".join(items)
 
-    def _parameter(self, name: str, values: Values) -> str:
-        """One parameter with its line end. name: the terminal of its name."""
-        return f"{self._opens} {name} {self._value(values)} {self._closes}"
+    def _parameter(self, name: str, values: Values, owner: str) -> str:
+        """One parameter with its line end. name: the terminal of its name; owner: for errors."""
+        return f"{self._opens} {name} {self._value(values, owner)} {self._closes}"
 
     def _extra_name(self, tool: ToolRule, rule: str) -> str:
         """A terminal for names that no parameter has."""
@@ -117,8 +121,11 @@ class CallGrammar:
         self.lines.append(f"{terminal}: {' & '.join(parts)}")
         return terminal
 
-    def _value(self, values: Values) -> str:
-        """The rule of a value, from the attribute to the `</` behind it."""
+    def _value(self, values: Values, owner: str) -> str:
+        """The rule of a value, from the attribute to the `</` behind it.
+
+        owner: tool and parameter that have it first, in a comment in front of its texts.
+        """
         rule = self._values.get(values)
         if rule is None:
             rule = self._values[values] = f"value_{len(self._values)}"
@@ -128,6 +135,8 @@ class CallGrammar:
                 expressions = " & ".join(f"/(?:{part})/" for part in text) or f"/{ANY}*/"
                 # The text and the mark behind it are one terminal: it ends where a control token
                 # comes, whatever marks the text itself holds.
+                if len(text) > 1:
+                    self.lines.append(f"// {_text(owner)}")
                 self.lines.append(f'{terminal}: ({expressions}) "</"')
                 options.append(f'"\\" string=\\"true\\">" {terminal}')
             if values.json is not None:

@@ -192,6 +192,24 @@ def test_random_rules_are_refused_exactly_if_one_never_ends() -> None:
     assert 50 < refused < 250
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("/(?:abcde)/", "/(?:(?s:.){0,3})/"),
+        ("/(?:[a-z]+)/", "/(?:[0-9]{8}-[0-9]{4})/", "/(?:(?s:.){0,5})/"),
+    ],
+)
+def test_texts_that_nothing_meets_are_found_before_an_answer(texts: tuple[str, ...]) -> None:
+    """The library notices in the middle of one. A tool's texts have its name in front."""
+    terminal = f'T: ({" & ".join(texts)}) "</"'
+    for comment, name in (("", "T"), ('// "book.code"\n', "book.code")):
+        lark = f'start: "x" T\n{comment}{terminal}\nU: "u"'
+        with pytest.raises(InvalidGrammar, match=f"^{name}: no text meets"):
+            backend().compile(GrammarKind.LARK, lark)
+    possible = f'start: "x" T\nT: ({texts[0]} & /(?:[a-z]{{1,9}})/) "</"'
+    assert backend().compile(GrammarKind.LARK, possible)
+
+
 def test_contradictions_are_told_in_words() -> None:
     schema = '{"type":"string","pattern":"^a{5}$","maxLength":3}'
     with pytest.raises(InvalidGrammar) as caught:
