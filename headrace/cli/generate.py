@@ -56,7 +56,7 @@ def command(
 
         headrace generate tiny "Is 7 odd?" --choice yes --choice no
         headrace generate tiny "What is 27 + 58?" --regex "[0-9]+"
-        headrace generate tiny "Ada, 36" --json-schema '{"type": "object", "properties": {...}}'
+        headrace generate my-model "Ada, 36" --json-schema person.json
 
     A file of prompts:
 

@@ -41,6 +41,8 @@ def render(
 ) -> int:
     """Show the prompt of a request as text, exactly as the model would get it.
 
+    Example:
+
         headrace recipe render request.json
         curl ... | headrace recipe render --protocol messages --json
 
@@ -81,6 +83,8 @@ def encode(
 ) -> int:
     """Show the token ids of a request's prompt: a JSON list, an image is one id in it.
 
+    Example:
+
         headrace recipe encode request.json --tokenizer my-model
 
     Parameters
@@ -119,6 +123,8 @@ def count(
     as_json: JsonFlag = False,
 ) -> int:
     """Count the prompt tokens of a request; images count as many tokens as they will have.
+
+    Example:
 
         headrace recipe count request.json --tokenizer my-model
 
@@ -165,6 +171,8 @@ def decode(
     as_json: JsonFlag = False,
 ) -> int:
     """Turn a model's output into a response, or with --stream into its server-sent events.
+
+    Example:
 
         echo "Hm.</think>Hello" | headrace recipe decode
         headrace recipe decode output.jsonl --request request.json --tokenizer my-model --stream
