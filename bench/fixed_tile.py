@@ -24,7 +24,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE, padding_row
+from headrace.engine.inputs import INVARIANT_ROW_MULTIPLE
 from headrace.kv.cache import KVCache
 from headrace.model.batch import Batch, BatchRow
 from headrace.model.loader import load_model
@@ -101,7 +101,9 @@ def step(directory: Path, rows: int, batch_invariant: bool) -> Call:
     def batch(start: int, length: int) -> Batch:
         found = [BatchRow(ids[b], start, length, [b + 1], b + 1) for b in range(rows)]
         padding = -rows * length % INVARIANT_ROW_MULTIPLE if batch_invariant else 0
-        return Batch.build([*found, *([padding_row(padding)] if padding else [])], model.max_ngram)
+        if padding:
+            found.append(BatchRow(np.zeros(padding, np.int64), 0, padding, [0], 0, "none"))
+        return Batch.build(found, model.max_ngram)
 
     model.forward(batch(0, CONTEXT), cache)
     decode = batch(CONTEXT, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import errno
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -223,6 +225,26 @@ def test_dependencies_are_declared_and_used():
         lines += extras[extra]
     declared = {re.split("[<>=;]", line)[0].replace("-", "_") for line in lines}
     assert imported == declared
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "bench").glob("*.py")), ids=lambda p: p.name)
+def test_what_benchmarks_import_exists(script: Path):
+    """They run seldom, and what they use may be renamed meanwhile."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace")):
+            continue
+        try:
+            module = importlib.import_module(node.module)
+        except ModuleNotFoundError as error:
+            assert not (error.name or "").startswith("headrace"), node.module
+            continue  # a library of an extra that is not installed here
+        for alias in node.names:
+            place = (
+                importlib.util.find_spec(f"{node.module}.{alias.name}")
+                if hasattr(module, "__path__")
+                else None
+            )
+            assert hasattr(module, alias.name) or place, f"{node.module}.{alias.name}"
 
 
 def test_version_is_stated_once():
