@@ -205,7 +205,8 @@ def _holds(special: str, token: int) -> bool:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0].strip()
+    line = text.strip().partition("\n")[0].strip()
+    return "no text meets the expressions that come next" if line == _NOTHING else line
 
 
 def _reason(kind: GrammarKind, error: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from headrace.core.grammar import MAX_JSON_SPACES, GrammarKind
+from headrace.engine.grammar.backend import MatcherFailed
+from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
 from headrace.errors import InvalidGrammar
-from tests.unit.engine.grammar.grammars import EOS, backend, tokenizer
+from tests.unit.engine.grammar.grammars import EOS, backend, table, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -208,6 +211,16 @@ def test_texts_that_nothing_meets_are_found_before_an_answer(texts: tuple[str, .
             backend().compile(GrammarKind.LARK, lark)
     possible = f'start: "x" T\nT: ({texts[0]} & /(?:[a-z]{{1,9}})/) "</"'
     assert backend().compile(GrammarKind.LARK, possible)
+
+
+def test_what_is_found_late_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlguidanceBackend, "_check_texts", lambda *_: None)
+    lark = 'start: "x" T\nT: /abcde/ & /(?s:.){0,3}/'
+    matcher = backend().compile(GrammarKind.LARK, lark).matcher()
+    matcher.accept([next(n for n, text in enumerate(table().texts) if text == b"x")])
+    words = np.zeros(-(-len(table().texts) // 32), dtype=np.int32)
+    with pytest.raises(MatcherFailed, match="no text meets the expressions that come next"):
+        matcher.fill_mask(words)
 
 
 def test_contradictions_are_told_in_words() -> None:
